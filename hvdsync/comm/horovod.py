@@ -1,0 +1,150 @@
+"""The Horovod member of ``comm``: finds Horovod, starts it, and carries host arrays over it.
+
+A framework's name and its array conversions go in; an active ``HorovodCommunicator`` comes out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from hvdsync.comm import world
+from hvdsync.comm.communicator import Communicator, ReduceOp
+from hvdsync.comm.launch import LaunchInfo, detect
+from hvdsync.errors import HorovodMissing, LaunchError
+
+logger = logging.getLogger(__name__)
+
+# The compiled part of Horovod for each framework, without the platform's suffix.
+_EXTENSIONS = {"torch": "mpi_lib_v2", "tensorflow": "mpi_lib"}
+
+
+def load(framework: str) -> ModuleType:
+    """Import ``horovod.<framework>`` (``torch`` or ``tensorflow``).
+
+    Raises :class:`HorovodMissing` with the command that mends it when Horovod or its extension
+    for this framework is not there.
+    """
+    cure = f"run `python -m hvdsync build-horovod --{framework}` to build and install it"
+    if importlib.util.find_spec("horovod") is None:
+        raise HorovodMissing(f"hvdsync.{framework} needs Horovod, which is not installed; {cure}")
+    if importlib.util.find_spec(f"horovod.{framework}.{_EXTENSIONS[framework]}") is None:
+        raise HorovodMissing(
+            f"the installed Horovod was built without {framework}, which hvdsync.{framework} "
+            f"needs; {cure}"
+        )
+    return importlib.import_module(f"horovod.{framework}")
+
+
+class HorovodCommunicator(Communicator):
+    """Host arrays over Horovod's collectives of one framework.
+
+    ``hvd`` is ``horovod.torch`` or ``horovod.tensorflow``; ``to_tensor`` and ``to_array`` convert
+    between NumPy and that framework. Rank and size are asked at each use, since an elastic run
+    changes them.
+    """
+
+    def __init__(
+        self,
+        hvd: ModuleType,
+        to_tensor: Callable[[np.ndarray], Any],
+        to_array: Callable[[Any], np.ndarray],
+    ) -> None:
+        self._hvd = hvd
+        self._to_tensor = to_tensor
+        self._to_array = to_array
+        self._ops = {"sum": hvd.Sum, "min": hvd.Min, "max": hvd.Max}
+
+    @property
+    def rank(self) -> int:
+        return self._hvd.rank()
+
+    @property
+    def size(self) -> int:
+        return self._hvd.size()
+
+    @property
+    def local_rank(self) -> int:
+        return self._hvd.local_rank()
+
+    @property
+    def local_size(self) -> int:
+        return self._hvd.local_size()
+
+    def _group(self, group: Any) -> Any:
+        return self._hvd.global_process_set if group is None else group
+
+    def allreduce(
+        self, array: np.ndarray, op: ReduceOp, name: str, group: Any = None
+    ) -> np.ndarray:
+        result = self._hvd.allreduce(
+            self._to_tensor(array), op=self._ops[op], name=name, process_set=self._group(group)
+        )
+        return self._to_array(result)
+
+    def allgather(self, array: np.ndarray, name: str, group: Any = None) -> np.ndarray:
+        result = self._hvd.allgather(
+            self._to_tensor(array), name=name, process_set=self._group(group)
+        )
+        return self._to_array(result)
+
+    def broadcast(self, array: np.ndarray, root: int, name: str, group: Any = None) -> np.ndarray:
+        result = self._hvd.broadcast(
+            self._to_tensor(array), root, name=name, process_set=self._group(group)
+        )
+        return self._to_array(result)
+
+    def barrier(self, group: Any = None) -> None:
+        self._hvd.barrier(process_set=self._group(group))
+
+
+def start(
+    hvd: ModuleType,
+    to_tensor: Callable[[np.ndarray], Any],
+    to_array: Callable[[Any], np.ndarray],
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    """Initialise Horovod and make it the active communicator; further arguments are ``hvd.init``'s.
+
+    Raises :class:`LaunchError` when the launcher started more ranks than Horovod can see, as it
+    happens when the launcher speaks MPI and Horovod was built without it.
+    """
+    launch = detect()
+    if launch is None:
+        # With no launcher there is nobody to meet: Gloo starts alone, MPI would look for a daemon.
+        os.environ.setdefault("HOROVOD_CONTROLLER", "gloo")
+        os.environ.setdefault("HOROVOD_CPU_OPERATIONS", "gloo")
+    hvd.init(*args, **kwargs)
+    communicator = HorovodCommunicator(hvd, to_tensor, to_array)
+    if launch is not None and not launch.elastic:
+        _refuse_a_world_that_differs(launch, communicator, hvd)
+    world.activate(communicator)
+    logger.debug("rank %d of %d is up", communicator.rank, communicator.size)
+
+
+def stop(hvd: ModuleType) -> None:
+    """Shut Horovod down; the process is a world of one afterwards."""
+    world.deactivate()
+    hvd.shutdown()
+
+
+def _refuse_a_world_that_differs(
+    launch: LaunchInfo, communicator: HorovodCommunicator, hvd: ModuleType
+) -> None:
+    if communicator.size == launch.size:
+        return
+    found = communicator.size
+    hvd.shutdown()
+    raise LaunchError(
+        f"{launch.launcher} started {launch.size} ranks (this is rank {launch.rank}), but Horovod "
+        f"sees {found}: each would train alone. Start with `horovodrun -np {launch.size} ...`, or "
+        "rebuild Horovod with MPI (`python -m hvdsync doctor` shows what it was built with)"
+    )

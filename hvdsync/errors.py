@@ -1,0 +1,44 @@
+"""Every error that users may catch; each message says who, what was found, what was expected, what to do.
+
+All derive from :class:`HvdsyncError`, so one ``except`` catches what this library raises on purpose.
+"""
+
+
+class HvdsyncError(Exception):
+    """Base of all errors that hvdsync raises on purpose."""
+
+
+class LaunchError(HvdsyncError):
+    """The launcher, the environment and the running ranks do not fit together."""
+
+
+class RankMismatch(HvdsyncError):
+    """Ranks were given different things (names, shapes, counts) where they must be equal."""
+
+
+class ReplicaMismatch(HvdsyncError):
+    """Model or optimizer state differs between ranks that should hold the same values."""
+
+
+class NonFiniteGradient(HvdsyncError):
+    """A gradient or loss is NaN or infinite on at least one rank."""
+
+
+class StalledRank(HvdsyncError):
+    """A collective operation waited longer than its limit for a rank that did not come."""
+
+
+class CheckpointError(HvdsyncError):
+    """A checkpoint could not be written, verified or restored."""
+
+
+class DataError(HvdsyncError):
+    """A data set is missing, damaged, or not of the expected shape or type."""
+
+
+class BuildError(HvdsyncError):
+    """Horovod could not be built or patched."""
+
+
+class HorovodMissing(HvdsyncError, ImportError):
+    """Horovod, or its extension for the wanted framework, is not installed."""
