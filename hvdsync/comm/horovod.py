@@ -10,6 +10,7 @@ import importlib.util
 import logging
 import os
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -33,9 +34,12 @@ def load(framework: str) -> ModuleType:
     for this framework is not there.
     """
     cure = f"run `python -m hvdsync build-horovod --{framework}` to build and install it"
-    if importlib.util.find_spec("horovod") is None:
+    spec = importlib.util.find_spec("horovod")
+    if spec is None or not spec.submodule_search_locations:
         raise HorovodMissing(f"hvdsync.{framework} needs Horovod, which is not installed; {cure}")
-    if importlib.util.find_spec(f"horovod.{framework}.{_EXTENSIONS[framework]}") is None:
+    # Looked up as a file: asking the import system would already run horovod.<framework>.
+    folder = Path(spec.submodule_search_locations[0], framework)
+    if not any(folder.glob(f"{_EXTENSIONS[framework]}.*")):
         raise HorovodMissing(
             f"the installed Horovod was built without {framework}, which hvdsync.{framework} "
             f"needs; {cure}"

@@ -1,0 +1,1 @@
+"""How replicas agree: bucket plan, compression, reducers, learning-rate schedule."""

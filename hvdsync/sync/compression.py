@@ -1,0 +1,80 @@
+"""What travels on the wire in place of a gradient: a tensor goes in, a smaller one comes out.
+
+Written once for all frameworks; each front door hands in how its tensors are cast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class Compressor:
+    """Interface of a compressor (Horovod's): both methods are element-wise and keep the shape."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """The tensor to send, and what :meth:`decompress` needs to undo it."""
+        raise NotImplementedError
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """The received tensor in the dtype that was given to :meth:`compress`."""
+        raise NotImplementedError
+
+
+class NoneCompressor(Compressor):
+    """Sends the tensor as it is."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        return tensor
+
+
+class CastCompressor(Compressor):
+    """Sends floating-point tensors in a narrower dtype: half the bytes of float32."""
+
+    def __init__(
+        self,
+        dtype: str,
+        cast: Callable[[Any, Any], Any],
+        is_floating: Callable[[Any], bool],
+    ) -> None:
+        self.dtype = dtype
+        self._cast = cast
+        self._is_floating = is_floating
+
+    def compress(self, tensor: Any) -> tuple[Any, Any]:  # type: ignore[override]
+        if not self._is_floating(tensor):
+            return tensor, None
+        return self._cast(tensor, self.dtype), tensor.dtype
+
+    def decompress(self, tensor: Any, ctx: Any) -> Any:  # type: ignore[override]
+        return tensor if ctx is None else self._cast(tensor, ctx)
+
+
+class Compression:
+    """The compressors of one framework: ``none``, ``fp16`` (IEEE half), ``bf16`` (bfloat16).
+
+    Stands for Horovod's class of the same name; compare ``Compression.fp16`` with 16-bit
+    mantissa and range in mind: fp16 overflows beyond 65,504, bf16 keeps float32's range with
+    8 bits of mantissa.
+    """
+
+    def __init__(
+        self, cast: Callable[[Any, Any], Any], is_floating: Callable[[Any], bool]
+    ) -> None:
+        self.none = NoneCompressor
+        self.fp16 = CastCompressor("float16", cast, is_floating)
+        self.bf16 = CastCompressor("bfloat16", cast, is_floating)
+
+
+def make_compression(
+    cast: Callable[[Any, Any], Any], is_floating: Callable[[Any], bool]
+) -> Compression:
+    """The compressors of a framework: ``cast(tensor, dtype)`` takes a dtype's name or object."""
+    return Compression(cast, is_floating)
