@@ -1,0 +1,36 @@
+# make train and make test are each complete on a fresh clone: Python 3.11+, a C++ compiler and make
+# are all they need. What they install goes into .venv; compiled Horovod and MNIST are kept in the
+# user's cache and data folders for the next clone.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-train train test lint clean
+
+NP ?= 4
+ARGS ?=
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+help: ## say what there is
+	@echo "make train [ARGS='--model cnn --epochs 3'] [NP=4]"
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup-train:
+	@scripts/setup.sh train
+
+setup: ## install everything: all frameworks, Horovod for them, MNIST, test tools
+	@scripts/setup.sh test
+
+train: setup-train ## train a model on MNIST with four workers (installs what is missing)
+	horovodrun -np $(NP) python -m hvdsync.train $(ARGS)
+
+test: setup ## run every test (installs what is missing)
+	scripts/test.sh
+
+lint: setup ## check style and types
+	ruff check .
+	ruff format --check .
+	mypy
+
+clean: ## remove the environment and what was generated; keeps the wheel cache and the data
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

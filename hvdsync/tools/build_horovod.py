@@ -1,0 +1,34 @@
+"""``python -m hvdsync build-horovod``: compile Horovod for this environment and install it.
+
+In: which frameworks, which accelerator. Out: Horovod installed and tried with two ranks.
+"""
+
+from __future__ import annotations
+
+import rich_click as click
+
+from hvdsync.tools.horovod_build.build import build_horovod
+
+__all__ = ["build_horovod", "command"]
+
+
+@click.command("build-horovod")
+@click.option(
+    "--torch/--no-torch", default=None, help="Build for PyTorch.  [default: when installed]"
+)
+@click.option(
+    "--tensorflow/--no-tensorflow",
+    default=None,
+    help="Build for TensorFlow.  [default: when installed]",
+)
+@click.option(
+    "--gpu",
+    type=click.Choice(["auto", "nccl", "none"]),
+    default="auto",
+    show_default=True,
+    help="GPU operations; auto: NCCL if the framework is a CUDA build and nvcc and NCCL are there.",
+)
+@click.option("--force", is_flag=True, help="Compile again even what is installed or cached.")
+def command(torch: bool | None, tensorflow: bool | None, gpu: str, force: bool) -> None:
+    """Compile Horovod for the frameworks installed here and install it."""
+    build_horovod(torch=torch, tensorflow=tensorflow, gpu=gpu, force=force)

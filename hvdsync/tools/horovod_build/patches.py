@@ -1,0 +1,208 @@
+"""The few exact replacements that let Horovod 0.28.1 build and run with today's frameworks.
+
+In: an unpacked source tree and what it is built for. Out: the same tree, mended, or an error that
+names the file whose text is not what was expected.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.version import Version
+
+from hvdsync.errors import BuildError
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """Put ``new`` in the place of ``old``, which ``file`` must hold exactly ``count`` times."""
+
+    file: str
+    old: str
+    new: str
+    why: str
+    count: int = 1
+
+
+#: Keys in ``metadata.json`` under which the answers to the launcher's questions are kept.
+RECORD = "hvdsync"
+#: Horovod's words for its questions, and the function of the extension that answers.
+QUESTIONS = {
+    "built with MPI": "mpi_built",
+    "built with Gloo": "gloo_built",
+    "built with NCCL": "nccl_built",
+    "built with DDL": "ddl_built",
+    "built with CCL": "ccl_built",
+}
+
+_RECORDED_ANSWERS = """\
+    answered, answer = _recorded_answer(ext_base_name, fn_desc)
+    if answered:
+        if verbose:
+            print('Extension {} {} {} (recorded when it was built).'.format(
+                ext_base_name, 'was' if answer else 'was NOT', fn_desc))
+        return answer
+
+    def _target_fn(ext_base_name, fn, fn_desc, queue, verbose):
+"""
+
+_RECORD_READER = '''\
+def _recorded_answer(ext_base_name, fn_desc):
+    """(True, answer) when the build recorded it in metadata.json, else (False, None)."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    path = os.path.join(package, 'metadata.json')
+    try:
+        with open(path) as f:
+            extensions = json.load(f)['hvdsync']['extensions']
+        if ext_base_name not in extensions:
+            # An extension that nobody built answers as one that cannot be imported.
+            return fn_desc.startswith('built'), None
+        return True, extensions[ext_base_name]['answers'][fn_desc]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False, None
+
+
+def _check_extension_lambda(ext_base_name, fn, fn_desc, verbose):
+'''
+
+#: Applied to every build.
+ALWAYS = (
+    Replacement(
+        "CMakeLists.txt",
+        "set(CMAKE_CXX_STANDARD 14)",
+        "set(CMAKE_CXX_STANDARD 17)",
+        why="the headers of today's PyTorch and TensorFlow are C++17 at least",
+    ),
+    Replacement(
+        "horovod/torch/CMakeLists.txt",
+        "from distutils.sysconfig import get_python_inc; print(get_python_inc())",
+        "import sysconfig; print(sysconfig.get_path('include'))",
+        why="Python 3.12 has no distutils",
+    ),
+    Replacement(
+        "horovod/runner/js_run.py",
+        "from distutils.spawn import find_executable",
+        "from shutil import which as find_executable",
+        why="Python 3.12 has no distutils, and horovodrun always imports this file",
+    ),
+    Replacement(
+        "horovod/tensorflow/CMakeLists.txt",
+        'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n',
+        "",
+        why="it includes a header that TensorFlow's package no longer brings; all it holds is the "
+        "optional XLA path of GPUs",
+    ),
+    Replacement(
+        "horovod/common/ops/cuda/CMakeLists.txt",
+        "set(CMAKE_CUDA_STANDARD 11)",
+        "set(CMAKE_CUDA_STANDARD 17)",
+        why="the headers of CUDA 13 need C++17",
+    ),
+    Replacement(
+        "setup.py",
+        "else 'RelWithDebInfo'",
+        "else 'Release'",
+        why="without debug information the build takes two thirds of the time and a twentieth of "
+        "the space",
+    ),
+    Replacement(
+        "setup.py",
+        "'-DPYTHON_EXECUTABLE:FILEPATH=' + sys.executable]\n",
+        "'-DPYTHON_EXECUTABLE:FILEPATH=' + sys.executable]\n"
+        "        cmake_args += os.environ.get('HVDSYNC_CMAKE_ARGS', '').splitlines()\n",
+        why="setup.py has no other way to hand options to CMake: run paths that are relative, so "
+        "that a cached wheel serves another environment, and no search for a CUDA not wanted",
+    ),
+    Replacement(
+        "setup.py",
+        "cmake_build_args = ['--config', config]\n",
+        "cmake_build_args = ['--config', config]\n"
+        "        cmake_build_args += os.environ.get('HVDSYNC_CMAKE_BUILD_ARGS', '').splitlines()\n",
+        why="only the extension's own target is built, not the second copy of Gloo (and of the "
+        "CUDA kernels) for an ABI that is not used",
+    ),
+    Replacement(
+        "horovod/runner/mpi_run.py",
+        "'-mca ",
+        "'--mca ",
+        why="Open MPI 5 reads long options with two dashes only; Open MPI 4 reads both",
+        count=6,
+    ),
+    Replacement(
+        "horovod/runner/mpi_run.py",
+        "['-bind-to none', '-map-by slot']",
+        "['--bind-to none', '--map-by slot']",
+        why="Open MPI 5 reads long options with two dashes only; Open MPI 4 and MPICH read both",
+    ),
+    Replacement(
+        "horovod/common/util.py",
+        "    def _target_fn(ext_base_name, fn, fn_desc, queue, verbose):\n",
+        _RECORDED_ANSWERS,
+        why="horovodrun imports TensorFlow or PyTorch in a child, seconds long, only to ask what "
+        "is known since the build",
+    ),
+    Replacement(
+        "horovod/common/util.py",
+        "def _check_extension_lambda(ext_base_name, fn, fn_desc, verbose):\n",
+        _RECORD_READER,
+        why="reads what the replacement above answers with",
+    ),
+)
+
+
+def torch_cxx_standard(torch_version: str) -> int:
+    """C++ standard that the headers of this PyTorch need: 17, or 20 since 2.14."""
+    return 20 if Version(torch_version).release >= (2, 14) else 17
+
+
+def replacements_for(torch_version: str | None = None) -> tuple[Replacement, ...]:
+    """All replacements for one build; ``torch_version`` is None when PyTorch is not built for."""
+    if torch_version is None:
+        return ALWAYS
+    standard = torch_cxx_standard(torch_version)
+    return (
+        *ALWAYS,
+        Replacement(
+            "horovod/torch/CMakeLists.txt",
+            "set(CMAKE_CXX_STANDARD 14)",
+            f"set(CMAKE_CXX_STANDARD {standard})",
+            why=f"the headers of PyTorch {torch_version} need C++{standard}",
+        ),
+    )
+
+
+def patch_level(replacements: Iterable[Replacement] | None = None) -> str:
+    """Eight hexadecimal digits that change when any replacement changes."""
+    digest = hashlib.sha256()
+    for item in ALWAYS if replacements is None else replacements:
+        digest.update(repr((item.file, item.old, item.new, item.count)).encode())
+    return digest.hexdigest()[:8]
+
+
+def apply(tree: Path, replacements: Iterable[Replacement]) -> None:
+    """Apply the replacements to the source tree, all or none.
+
+    Raises :class:`BuildError` naming the file when it is missing, or holds a text another number
+    of times than expected; then no file has been changed.
+    """
+    texts: dict[Path, str] = {}
+    for item in replacements:
+        path = tree / item.file
+        if path not in texts:
+            try:
+                texts[path] = path.read_text(encoding="utf-8")
+            except FileNotFoundError:
+                raise BuildError(f"{item.file} is not in the source tree {tree}.") from None
+        found = texts[path].count(item.old)
+        if found != item.count:
+            raise BuildError(
+                f"{item.file}: found {found} times, expected {item.count}: {item.old.strip()!r}. "
+                f"This replacement is needed because {item.why}. The source is not the one that "
+                f"hvdsync was made for."
+            )
+        texts[path] = texts[path].replace(item.old, item.new)
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
