@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPException
@@ -164,16 +165,15 @@ def _write(path: Path, data: bytes) -> None:
 
 @contextmanager
 def _reporter(folder: Path, progress: bool) -> Iterator[Report]:
+    if not (progress and sys.stderr.isatty()):
+        logger.info("MNIST: fetching the data set into %s", folder)
+        yield lambda text, done, total: None
+        return
     # rich costs 50 ms of import, and most starts find the files in place.
     from rich.console import Console
     from rich.progress import Progress
 
-    console = Console(stderr=True)
-    if not (progress and console.is_terminal):
-        logger.info("MNIST: fetching the data set into %s", folder)
-        yield lambda text, done, total: None
-        return
-    with Progress(console=console, transient=True) as bar:
+    with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("MNIST", total=None)
 
         def report(text: str, done: int, total: int) -> None:

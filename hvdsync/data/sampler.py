@@ -32,8 +32,8 @@ class DistributedSampler:
     """Which samples this rank reads: one global order per (seed, epoch), dealt out in turn.
 
     ``data`` is the number of samples or anything with a length. Iterating gives int indices; a
-    PyTorch ``DataLoader`` takes the object as ``sampler=``, and ``epoch_batches`` gives index arrays
-    for NumPy, TensorFlow and Keras loops. All ranks must be given the same length, ``shuffle``,
+    PyTorch ``DataLoader`` takes the object as ``sampler=``; ``epoch_batches`` gives index arrays to
+    NumPy, TensorFlow and Keras loops. All ranks must be given the same length, ``shuffle``,
     ``seed`` and ``uneven``; nothing travels between them.
 
     ``uneven`` says what happens when the length does not divide by the world size: "pad" reads some
@@ -135,10 +135,11 @@ class DistributedSampler:
 
         ``consumed`` is how many samples this rank has really trained on since the iteration under
         way began. Without it all that were given out count, which is too many while a loader that
-        reads ahead is at work, and right when the loop over it has ended. The cursor counts what all
-        ranks together have consumed, assuming as many on each; rank 0 never has fewer than others,
-        so its state is the one to keep. When this rank's share is consumed, the state is the
-        beginning of the next epoch. Raises ``DataError`` if ``consumed`` is more than was given out.
+        reads ahead is at work, and right when the loop over it has ended. The cursor counts what
+        all ranks together have consumed, assuming as many on each; rank 0 never has fewer than
+        others, so its state is the one to keep. When this rank's share is consumed, the state is
+        the beginning of the next epoch. Raises ``DataError`` if ``consumed`` is more than was
+        given out.
         """
         epoch, cursor = self._next_epoch, self._next_cursor
         now = self._pass
@@ -166,7 +167,7 @@ class DistributedSampler:
 
         Each sample that the saved run had not consumed is read once ("pad" and "drop" then apply
         to that rest). Raises ``DataError`` when the state is of another length, seed, shuffle or
-        layout: the cursor would mean other samples. ``uneven`` may differ; this sampler's own holds.
+        layout: the cursor would mean other samples. ``uneven`` may differ: this sampler's holds.
         """
         lacking = {"version", "length", "shuffle", "seed", "epoch", "cursor"} - set(state)
         if lacking:
