@@ -1,6 +1,6 @@
-"""Every error that users may catch; each message says who, what was found, what was expected, what to do.
+"""Every error that users may catch, all under :class:`HvdsyncError`.
 
-All derive from :class:`HvdsyncError`, so one ``except`` catches what this library raises on purpose.
+Each message says which rank, tensor or file, what was found, what was expected, and what to do.
 """
 
 

@@ -1,1 +1,1 @@
-"""Who am I, and how ranks talk: launch detection, one small communicator interface, verbs upon it."""
+"""Who am I, and how ranks talk: launch detection, a communicator interface, verbs upon it."""

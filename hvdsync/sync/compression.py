@@ -58,19 +58,15 @@ class CastCompressor(Compressor):
 
 
 class Compression:
-    """The compressors of one framework: ``none``, ``fp16`` (IEEE half), ``bf16`` (bfloat16).
+    """The compressors of one framework: ``none`` and ``fp16`` (IEEE half precision).
 
-    Stands for Horovod's class of the same name; compare ``Compression.fp16`` with 16-bit
-    mantissa and range in mind: fp16 overflows beyond 65,504, bf16 keeps float32's range with
-    8 bits of mantissa.
+    Stands for Horovod's class of the same name. Half precision keeps 11 bits of mantissa and
+    overflows beyond 65,504, in the sum over ranks too.
     """
 
-    def __init__(
-        self, cast: Callable[[Any, Any], Any], is_floating: Callable[[Any], bool]
-    ) -> None:
+    def __init__(self, cast: Callable[[Any, Any], Any], is_floating: Callable[[Any], bool]) -> None:
         self.none = NoneCompressor
         self.fp16 = CastCompressor("float16", cast, is_floating)
-        self.bf16 = CastCompressor("bfloat16", cast, is_floating)
 
 
 def make_compression(

@@ -1,0 +1,55 @@
+"""The PyTorch front door: ``import hvdsync.torch as hvd`` in place of ``horovod.torch``.
+
+Horovod's names, mended for today's PyTorch, and the verbs that all front doors share.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from hvdsync.comm import horovod
+from hvdsync.comm.verbs import (
+    agree_all,
+    agree_any,
+    average_metrics,
+    local_rank,
+    local_size,
+    loss_scale,
+    rank,
+    rank_zero_first,
+    rank_zero_only,
+    size,
+)
+from hvdsync.data.sampler import DistributedSampler
+from hvdsync.sync.schedule import scale_learning_rate, warmup
+from hvdsync.torch.checkpoint import Checkpoint
+from hvdsync.torch.compression import Compression
+from hvdsync.torch.distribute import distribute
+from hvdsync.torch.functions import (
+    allgather_object,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
+from hvdsync.torch.ops import *
+from hvdsync.torch.ops import hvd as _hvd
+from hvdsync.torch.optimizer import DistributedOptimizer
+
+
+def _to_tensor(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def init(*args: Any, **kwargs: Any) -> None:
+    """Start Horovod for PyTorch; arguments are those of Horovod's ``init`` (``comm``,
+    ``process_sets``). With no launcher it starts a world of one.
+
+    Raises ``LaunchError`` when the launcher started more ranks than Horovod sees.
+    """
+    horovod.start(_hvd, _to_tensor, lambda tensor: tensor.numpy(), *args, **kwargs)
+
+
+def shutdown() -> None:
+    """Stop Horovod; afterwards this process is a world of one until the next ``init``."""
+    horovod.stop(_hvd)

@@ -1,0 +1,75 @@
+"""The one call that makes a PyTorch script data-parallel: model and optimizer in, both back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hvdsync.comm import world
+from hvdsync.torch.compression import Compression
+from hvdsync.torch.functions import (
+    broadcast_optimizer_state,
+    broadcast_parameters,
+    broadcast_state,
+)
+from hvdsync.torch.optimizer import DistributedOptimizer
+
+
+def distribute(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    engine: str = "horovod",
+    update: Any = None,
+    compression: Any = Compression.none,
+    accumulate: int = 1,
+    **options: Any,
+) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Make replicas equal and keep them so: broadcast from rank 0, average gradients after.
+
+    Parameters, buffers and optimizer state of rank 0 are given to every rank (no optimizer step
+    is taken), and the optimizer is wrapped. With one process both behave bit for bit as before.
+
+    Arguments:
+        model: any module; it is given back itself, so ``state_dict()`` stays plain.
+        optimizer: the optimizer over the model's parameters.
+        engine: ``"horovod"``.
+        update: None, for synchronous gradient averaging.
+        compression: what travels in place of gradients; ``Compression.none`` or ``.fp16``.
+        accumulate: micro-batches per optimizer step. Their gradients are averaged, and a shorter
+            last step of an epoch has its true average.
+        options: further keyword arguments of :func:`DistributedOptimizer`.
+
+    Raises ``ValueError`` for an engine or update rule that does not exist, and ``RankMismatch``
+    on every rank when the parameters' names, shapes or dtypes differ between ranks.
+    """
+    if engine != "horovod":
+        raise ValueError(f"distribute: engine is {engine!r}; expected 'horovod'")
+    if update is not None:
+        raise ValueError(f"distribute: update is {update!r}; expected None (synchronous)")
+    names = {p: name for name, p in model.named_parameters()}
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    named = list(model.named_parameters()) if all(p in names for p in trained) else None
+    # Wrapped first: it compares the models, so a mismatch is an error and not a broken broadcast.
+    distributed = DistributedOptimizer(
+        optimizer,
+        named_parameters=named,
+        compression=compression,
+        backward_passes_per_step=accumulate,
+        average_passes=True,
+        **options,
+    )
+    if world.current().size > 1:
+        tensors = {k: v for k, v in model.state_dict().items() if torch.is_tensor(v)}
+        broadcast_parameters(tensors, root_rank=0)
+        _broadcast_extra_state(model)
+        broadcast_optimizer_state(optimizer, root_rank=0)
+    return model, distributed
+
+
+def _broadcast_extra_state(model: torch.nn.Module) -> None:
+    extra = {k: v for k, v in model.state_dict().items() if not torch.is_tensor(v)}
+    received = broadcast_state(extra, 0, "hvdsync.extra_state")
+    if received and world.current().rank != 0:
+        model.load_state_dict({**model.state_dict(), **received})

@@ -1,0 +1,276 @@
+"""Gradients of one optimizer, reduced over ranks while backward runs.
+
+Hooks fill flat buckets; when ``backward()`` returns, every ``.grad`` is the reduced one.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from hvdsync.sync.torch_reducer import FlatBucket, Wire, make_flat_buckets
+
+logger = logging.getLogger(__name__)
+
+
+class GradientReducer:
+    """Watches parameters and reduces their gradients, once every ``passes`` backward passes.
+
+    ``parameters`` gives the current (name, parameter) pairs in order of use; it is asked at each
+    reduction, so parameters that are added or unfrozen later are picked up on all ranks at the
+    next step. Gradients accumulate locally (as sums; as means when ``average_passes``) until the
+    pass that reduces.
+
+    Parameters that this rank did not use count as zeros; those that no rank used keep
+    ``.grad = None``, so that an optimizer skips them as it does in one process. Sparse gradients
+    (of embeddings) are gathered row by row, or sent densely when ``sparse_as_dense``.
+
+    With ``wire`` None (one process) nothing travels and only ``average_passes`` has an effect.
+    """
+
+    def __init__(
+        self,
+        parameters: Callable[[], Sequence[tuple[str, torch.nn.Parameter]]],
+        wire: Wire | None,
+        *,
+        passes: int = 1,
+        average_passes: bool = False,
+        sparse_as_dense: bool = False,
+        groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
+    ) -> None:
+        self.passes = passes
+        self.wire = wire
+        self.reduced = False
+        self._delivered = False
+        self._parameters = parameters
+        self._average_passes = average_passes
+        self._sparse_as_dense = sparse_as_dense
+        self._groups = groups
+        self._passes_done = 0
+        self._pass_is_open = False
+        self._reduces_this_pass = False
+        self._suspended = False
+        self._buckets: list[FlatBucket] = []
+        self._places: dict[torch.Tensor, tuple[FlatBucket, int]] = {}
+        self._sparse: dict[torch.Tensor, str] = {}
+        self._hooks: dict[torch.Tensor, Any] = {}
+        self._planned: dict[torch.Tensor, str] = {}
+        self._watch(self._trainable())
+
+    @property
+    def waited_seconds(self) -> float:
+        """Seconds in which training stood still for communication so far."""
+        return 0.0 if self.wire is None else self.wire.waited_seconds
+
+    def reset(self) -> None:
+        """Forget accumulated passes, and a backward pass that an exception cut short."""
+        self._passes_done = 0
+        self._delivered = False
+        if self._pass_is_open:
+            self._pass_is_open = False
+            for bucket in self._buckets:
+                self._land(bucket)
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Context in which backward passes only accumulate, whatever ``passes`` says."""
+        before, self._suspended = self._suspended, True
+        try:
+            yield
+        finally:
+            self._suspended = before
+
+    def close(self) -> None:
+        """Remove the hooks from the parameters."""
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks.clear()
+
+    # Planning
+
+    def _trainable(self) -> dict[torch.Tensor, str]:
+        return {p: name for name, p in self._parameters() if p.requires_grad}
+
+    def _watch(self, trainable: dict[torch.Tensor, str]) -> None:
+        """Plan buckets for these parameters, from scratch, and hook those that are new."""
+        self._buckets, self._places, self._planned = [], {}, trainable
+        self._add_buckets({p: n for p, n in trainable.items() if p not in self._sparse})
+        for parameter in trainable:
+            self._hook(parameter)
+
+    def _add_buckets(self, named: dict[torch.Tensor, str]) -> None:
+        if not named or self.wire is None:
+            return
+        # Gradients arrive in reverse order of use.
+        tensors = list(reversed(named))
+        names = [named[p] for p in tensors]
+        added = make_flat_buckets(torch, tensors, names, self._group_positions(tensors))
+        for bucket in added:
+            self._places.update({p: (bucket, slot) for slot, p in enumerate(bucket.tensors)})
+        self._buckets.extend(added)
+
+    def _group_positions(self, tensors: list[torch.Tensor]) -> list[list[int]] | None:
+        if self._groups is None:
+            return None
+        if isinstance(self._groups, int):
+            count = min(self._groups, len(tensors))
+            bounds = [round(i * len(tensors) / count) for i in range(count + 1)]
+            return [list(range(a, b)) for a, b in pairwise(bounds)]
+        positions = {p: i for i, p in enumerate(tensors)}
+        return [[positions[p] for p in group if p in positions] for group in self._groups]
+
+    def _hook(self, parameter: torch.Tensor) -> None:
+        if parameter in self._hooks:
+            return
+        # A weak reference: the parameter owns its hook, and must not keep this object alive.
+        this = weakref.ref(self)
+
+        def on_gradient(arrived: torch.Tensor) -> None:
+            reducer = this()
+            if reducer is not None:
+                reducer._on_gradient(arrived)
+
+        self._hooks[parameter] = parameter.register_post_accumulate_grad_hook(on_gradient)
+
+    # One backward pass
+
+    def _on_gradient(self, parameter: torch.Tensor) -> None:
+        if not self._pass_is_open:
+            self._open_pass()
+        if not self._reduces_this_pass:
+            return
+        place = self._places.get(parameter)
+        if place is None:
+            return
+        bucket = place[0]
+        bucket.pending -= 1
+        if bucket.pending == 0:
+            self._send(bucket)
+        elif bucket.pending < 0:
+            raise RuntimeError(
+                "a gradient arrived after its bucket had left for reduction, because one "
+                "backward() ran through the parameter twice (re-entrant checkpointing of shared "
+                "weights does); use checkpoint(..., use_reentrant=False)"
+            )
+
+    def _open_pass(self) -> None:
+        self._pass_is_open = True
+        self.reduced = False
+        self._passes_done += 1
+        self._reduces_this_pass = (
+            self.wire is not None and not self._suspended and self._passes_done >= self.passes
+        )
+        # The engine calls back when the whole backward pass is done, also when it ends early
+        # for parameters that were not used; FullyShardedDataParallel waits in the same place.
+        torch.autograd.Variable._execution_engine.queue_callback(self._close_pass)  # type: ignore[attr-defined]
+
+    def _close_pass(self) -> None:
+        self._pass_is_open = False
+        if not self._suspended and self._passes_done >= self.passes:
+            self.flush()
+
+    def _send(self, bucket: FlatBucket) -> None:
+        assert self.wire is not None
+        if self._delivered and self.wire.op != self.wire.hvd.Average:
+            # An average of averages is right again; a sum of sums counts the first ones twice.
+            raise RuntimeError(
+                f"{self.wire.name}: gradients were computed again after they had been summed "
+                f"over ranks and before step(); set backward_passes_per_step (now {self.passes}) "
+                "to the number of backward passes of one step"
+            )
+        with torch.no_grad():
+            bucket.fill(torch, [self._dense_gradient(p) for p in bucket.tensors])
+            if self._average_passes and self._passes_done > 1:
+                bucket.flat.div_(self._passes_done)
+            bucket.flight = self.wire.send(bucket.flat, bucket.label)
+
+    def _land(self, bucket: FlatBucket) -> None:
+        assert self.wire is not None
+        if bucket.flight is not None:
+            self.wire.receive(bucket.flat, *bucket.flight)
+        bucket.flight = None
+        bucket.pending = len(bucket.tensors)
+
+    def _dense_gradient(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        gradient = parameter.grad
+        if gradient is not None and gradient.is_sparse and self._sparse_as_dense:
+            return gradient.to_dense()
+        return gradient
+
+    # The end of a step's gradients
+
+    def flush(self) -> None:
+        """Reduce what has not left yet, wait for all, and leave the results in ``.grad``.
+
+        Collective. Called when backward ends; and by ``step()`` on a rank that had no backward
+        pass, or fewer than ``passes``.
+        """
+        if self.wire is None:
+            self._average_locally()
+        else:
+            self._flush_over(self.wire)
+        self._passes_done = 0
+        self._pass_is_open = False
+        self.reduced = self._delivered = True
+
+    def _average_locally(self) -> None:
+        if not self._average_passes or self._passes_done <= 1:
+            return
+        with torch.no_grad():
+            gradients = [p.grad for p in self._trainable() if p.grad is not None]
+            torch._foreach_div_(gradients, float(self._passes_done))
+
+    def _flush_over(self, wire: Wire) -> None:
+        trainable = self._trainable()
+        # Tensors compare by identity here: dictionary views look keys up by hash.
+        stale = trainable.keys() != self._planned.keys()
+        if stale:
+            known = {**self._places, **self._sparse}
+            self._add_buckets({p: name for p, name in trainable.items() if p not in known})
+        for bucket in self._buckets:
+            if bucket.flight is None:
+                self._send(bucket)
+        found_sparse: dict[torch.Tensor, str] = {}
+        for bucket in self._buckets:
+            self._land(bucket)
+            found_sparse.update(self._deliver(bucket, trainable))
+        self._sparse.update(found_sparse)
+        for parameter, name in self._sparse.items():
+            parameter.grad = self._reduce_sparse(wire, parameter, name)
+        if stale or found_sparse:
+            logger.debug("the reduction is planned anew for %d parameters", len(trainable))
+            self._watch(trainable)
+
+    def _deliver(
+        self, bucket: FlatBucket, trainable: dict[torch.Tensor, str]
+    ) -> dict[torch.Tensor, str]:
+        """Make each parameter's ``.grad`` its view; gives back those found to be sparse."""
+        sparse_slots = bucket.sparse.nonzero().flatten().tolist()
+        missing = set(bucket.missing)
+        for slot, (parameter, view) in enumerate(zip(bucket.tensors, bucket.views, strict=True)):
+            if slot in sparse_slots:
+                continue
+            if slot in missing and not float(bucket.used[slot]) > 0:
+                continue
+            if self._sparse_as_dense and parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = view.to_sparse(1)
+            elif parameter.grad is not view:
+                parameter.grad = view
+        return {
+            bucket.tensors[slot]: trainable.get(bucket.tensors[slot], f"sparse{slot}")
+            for slot in sparse_slots
+        }
+
+    def _reduce_sparse(self, wire: Wire, parameter: torch.Tensor, name: str) -> torch.Tensor | None:
+        gradient = parameter.grad
+        if gradient is not None and not gradient.is_sparse:
+            gradient = gradient.to_sparse(1)
+        if gradient is not None and self._average_passes and self._passes_done > 1:
+            gradient = gradient / self._passes_done
+        return wire.reduce_sparse(gradient, parameter.detach(), name)

@@ -1,0 +1,342 @@
+"""The distributed optimizer: a plain optimizer in, the same one with averaged gradients out.
+
+The wrapped optimizer keeps its own state, hooks and schedulers; reduction hangs on its step hook.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from hvdsync.comm import verbs
+from hvdsync.errors import RankMismatch
+from hvdsync.sync.torch_reducer import Wire
+from hvdsync.torch.compression import Compression
+from hvdsync.torch.gradients import GradientReducer
+from hvdsync.torch.ops import hvd
+
+
+class _DistributedOptimizer(torch.optim.Optimizer):
+    """An optimizer whose gradients are reduced over ranks before it sees them.
+
+    Everything that this class does not define is the wrapped optimizer's own: ``param_groups``,
+    ``state``, ``defaults``, ``state_dict()``, hooks. Both may be used, by a scheduler or a
+    gradient scaler for instance; a step of either reduces once.
+    """
+
+    # Attributes of the wrapper itself; any other is read from and written to the wrapped one.
+    # ``step`` is here because learning-rate schedulers replace it on the object they are given.
+    _OWN = frozenset({"_wrapped", "_reducer", "_pre_hook", "_post_hook", "step"})
+
+    def __init__(self, wrapped: torch.optim.Optimizer, reducer: GradientReducer | None) -> None:
+        # Not Optimizer.__init__: there is one set of groups and state, the wrapped optimizer's.
+        self._wrapped = wrapped
+        self._reducer = reducer
+        if reducer is not None:
+            self._pre_hook = wrapped.register_step_pre_hook(_reduce_before_step(reducer))
+            self._post_hook = wrapped.register_step_post_hook(_close_step(reducer))
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_wrapped":  # not set yet: while being copied or unpickled
+            raise AttributeError(name)
+        return getattr(self._wrapped, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._wrapped, name, value)
+
+    def __repr__(self) -> str:
+        return f"Distributed{self._wrapped!r}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self._wrapped.__getstate__()  # type: ignore[no-untyped-call]
+
+    # What a plain optimizer does
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One update of the wrapped optimizer, with reduced gradients.
+
+        ``closure`` is evaluated on this rank's data; its gradients are reduced and the loss that
+        it gives is averaged, so that optimizers that decide by the loss decide alike everywhere.
+        """
+        return self._wrapped.step() if closure is None else self._wrapped.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """PyTorch's own; also forgets backward passes that were accumulated and not used."""
+        if self._reducer is not None:
+            self._reducer.reset()
+        self._wrapped.zero_grad(set_to_none=set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's state, in its own form."""
+        return self._wrapped.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state of the plain or of the distributed optimizer; they are the same."""
+        if self._reducer is not None:
+            self._reducer.reset()
+        self._wrapped.load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; its gradients are reduced from the next step on, on all ranks."""
+        self._wrapped.add_param_group(param_group)
+
+    # What Horovod adds
+
+    def synchronize(self) -> None:
+        """Leave the reduced gradients in ``.grad``.
+
+        ``backward()`` has done so already, unless this rank ran no, or not all of the step's,
+        backward passes. Collective in that case; kept for scripts written for Horovod.
+        """
+        if self._reducer is not None and not self._reducer.reduced:
+            self._reducer.flush()
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Context around ``step()`` after ``synchronize()``; kept for scripts written for Horovod.
+
+        A step never reduces twice, so there is nothing left to skip.
+        """
+        yield
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Context in which ``backward()`` only accumulates; the next one outside reduces all."""
+        if self._reducer is None:
+            yield
+            return
+        with self._reducer.suspended():
+            yield
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Change after how many backward passes gradients are reduced."""
+        if self._reducer is not None:
+            self._reducer.passes = passes
+
+    @property
+    def waited_seconds(self) -> float:
+        """Seconds in which training stood still for gradients of other ranks so far."""
+        return 0.0 if self._reducer is None else self._reducer.waited_seconds
+
+
+def _reduce_before_step(reducer: GradientReducer) -> Callable[..., Any]:
+    def before_step(
+        optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            if not reducer.reduced:
+                reducer.flush()
+            return None
+        closure = _reduced_closure(closure, reducer)
+        if len(args) > 1:
+            return (args[0], closure, *args[2:]), kwargs
+        return args, {**kwargs, "closure": closure}
+
+    return before_step
+
+
+def _reduced_closure(closure: Callable[[], Any], reducer: GradientReducer) -> Callable[[], Any]:
+    def evaluate() -> Any:
+        reducer.reset()
+        reducer.reduced = False
+        loss = closure()
+        if not reducer.reduced:
+            reducer.flush()
+        if loss is None or reducer.wire is None:
+            return loss
+        average = verbs.average_metrics({"loss": float(loss)})["loss"]
+        return torch.as_tensor(average, dtype=torch.as_tensor(loss).dtype)
+
+    return evaluate
+
+
+def _close_step(reducer: GradientReducer) -> Callable[..., None]:
+    def after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        reducer.reset()
+        reducer.reduced = False
+
+    return after_step
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: Any = hvd.Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: Any = hvd.global_process_set,
+    *,
+    average_passes: bool = False,
+) -> torch.optim.Optimizer:
+    """An optimizer that averages gradients over ranks (stands for Horovod's of the same name).
+
+    Gradients are reduced while ``backward()`` runs, and when it returns each ``.grad`` holds the
+    average: clip, unscale or inspect it there, then call ``step()``. No ``synchronize()`` is
+    needed. With one rank the optimizer behaves bit for bit as the plain one.
+
+    Arguments:
+        optimizer: the plain optimizer; it keeps its class, state and hooks.
+        named_parameters: (name, parameter) pairs of all its parameters, usually
+            ``model.named_parameters()``; without them they are named by group and position.
+        compression: ``Compression.none`` or ``Compression.fp16``; applied to whole buckets.
+        backward_passes_per_step: reduce after that many backward passes; gradients add up
+            locally until then. A ``step()`` before that reduces what there is.
+        op: ``hvd.Average``, ``hvd.Sum`` or ``hvd.Adasum``.
+        gradient_predivide_factor: with ``Average``, divide by this before the sum and multiply
+            after it.
+        num_groups, groups: an explicit partition into buckets: a number of buckets, or lists of
+            parameters. By default buckets are of at most 4 MiB, in reverse order of use.
+        sparse_as_dense: send sparse gradients as dense tensors.
+        process_set: the ranks among which to reduce.
+        average_passes: divide by the number of backward passes that were accumulated, so that a
+            shorter last step of an epoch has its true average.
+
+    On the wire: one all-reduce per bucket, its gradients and two flags for each of them.
+    Raises ``ValueError`` for names that are missing or doubled, and :class:`RankMismatch` on
+    every rank when names, shapes or dtypes differ between ranks.
+    """
+    if gradient_predivide_factor != 1.0 and op != hvd.Average:
+        raise ValueError("gradient_predivide_factor needs op=Average")
+    if num_groups:
+        warnings.warn("num_groups is now called groups", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    _check_groups(groups)
+    names = _names(optimizer, named_parameters)
+    elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
+    alone = verbs.size() == 1 and not elastic
+    if op == hvd.Adasum and not alone:
+        return hvd.DistributedOptimizer(
+            optimizer,
+            named_parameters=[(name, p) for p, name in names.items()],
+            compression=compression,
+            backward_passes_per_step=backward_passes_per_step,
+            op=op,
+        )
+
+    def parameters() -> list[tuple[str, torch.nn.Parameter]]:
+        current = [
+            (f"group{i}.param{j}", p)
+            for i, group in enumerate(optimizer.param_groups)
+            for j, p in enumerate(group["params"])
+        ]
+        return [(names.get(p, position), p) for position, p in current]
+
+    wire = None
+    if not alone and process_set.included():
+        wire = Wire(
+            torch,
+            hvd,
+            _agreed_name(parameters(), process_set, elastic),
+            compression=compression,
+            op=op,
+            gradient_predivide_factor=gradient_predivide_factor,
+            process_set=process_set,
+        )
+    if wire is None and not (average_passes and backward_passes_per_step > 1):
+        return _DistributedOptimizer(optimizer, None)
+    reducer = GradientReducer(
+        parameters,
+        wire,
+        passes=backward_passes_per_step,
+        average_passes=average_passes,
+        sparse_as_dense=sparse_as_dense,
+        groups=groups,
+    )
+    return _DistributedOptimizer(optimizer, reducer)
+
+
+def _check_groups(groups: Any) -> None:
+    if groups is None:
+        return
+    if not isinstance(groups, list):
+        if not groups > 0:
+            raise ValueError("groups should be a positive integer or a list of lists of tensors")
+        return
+    seen: set[int] = set()
+    for parameter in (p for group in groups for p in group):
+        if not isinstance(parameter, torch.Tensor):
+            raise ValueError("groups must consist of torch.Tensor")
+        if id(parameter) in seen:
+            raise ValueError("a parameter can appear only once in groups")
+        seen.add(id(parameter))
+
+
+def _names(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None,
+) -> dict[torch.Tensor, str]:
+    if named_parameters is None:
+        return {}
+    pairs = list(named_parameters)
+    if any(not isinstance(pair, tuple) for pair in pairs):
+        raise ValueError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced "
+            "by model.named_parameters()"
+        )
+    seen: set[str] = set()
+    doubled = sorted({name for name, _ in pairs if name in seen or seen.add(name)})  # type: ignore[func-returns-value]
+    if doubled:
+        raise ValueError(f"parameter names must be unique; found twice: {', '.join(doubled)}")
+    names = {p: name for name, p in pairs}
+    unnamed = [
+        f"group {i}, position {j}, shape {tuple(p.shape)}"
+        for i, group in enumerate(optimizer.param_groups)
+        for j, p in enumerate(group["params"])
+        if p not in names
+    ]
+    if unnamed:
+        raise ValueError(
+            f"named_parameters was given, but {len(unnamed)} of the optimizer's parameters are "
+            f"not in it: {'; '.join(unnamed[:5])}; name all of them, or none"
+        )
+    return names
+
+
+_wrappers = 0
+
+
+def _agreed_name(
+    parameters: Sequence[tuple[str, torch.Tensor]], process_set: Any, elastic: bool
+) -> str:
+    """One name on all ranks for this wrapper's collectives, after comparing what they wrap.
+
+    The first rank's count decides, so ranks that made different numbers of wrappers before still
+    agree. In an elastic job a worker that joins makes its wrapper while the others make none:
+    there the local count must do.
+    """
+    global _wrappers
+    _wrappers += 1
+    name = f"optimizer{_wrappers}"
+    if elastic:
+        return name
+    mine = [(n, tuple(p.shape), str(p.dtype)) for n, p in parameters]
+    everyone = verbs.allgather_object((name, mine), "hvdsync.distribute", process_set)
+    for other, (_, theirs) in enumerate(everyone):
+        if theirs != everyone[0][1]:
+            raise RankMismatch(_describe_difference(everyone[0][1], theirs, other))
+    return everyone[0][0]
+
+
+def _describe_difference(expected: list[Any], found: list[Any], rank: int) -> str:
+    for i in range(max(len(expected), len(found))):
+        here = expected[i] if i < len(expected) else "no further parameter"
+        there = found[i] if i < len(found) else "no further parameter"
+        if here != there:
+            return (
+                f"the optimizers differ between ranks: parameter {i} is {here} on rank 0 and "
+                f"{there} on rank {rank}; build the same model on every rank"
+            )
+    raise AssertionError("no difference")
