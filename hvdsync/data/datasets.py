@@ -4,6 +4,7 @@ Out: a checked ``Dataset`` in memory, the same on every rank."""
 from __future__ import annotations
 
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -120,7 +121,11 @@ def _read(path: Path) -> Array:
 
 def _read_npz(path: Path) -> list[Array]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # Opened here: of a damaged archive NumPy would leave its own stream open.
+        with path.open("rb") as stream:
+            archive = np.load(stream, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise DataError(f"{path}: found a single array, expected an .npz of {_names()}")
             lacking = [name for name in ARRAYS if name not in archive]
             if lacking:
                 raise DataError(
@@ -128,7 +133,7 @@ def _read_npz(path: Path) -> list[Array]:
                     f"expected {_names()}"
                 )
             return [_member(path, archive, name) for name in ARRAYS]
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path}: not a whole .npz file: {error}") from error
 
 

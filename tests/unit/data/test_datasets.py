@@ -111,6 +111,28 @@ def test_damaged_files_are_named(name: str, tmp_path: Path) -> None:
             load(path if name.endswith("npz") else folder)
 
 
+def test_a_flipped_bit_in_an_archive_is_noticed(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "own.npz", **_arrays())
+    whole = (tmp_path / "own.npz").read_bytes()
+    for place in range(50, len(whole) // 2, 7):
+        damaged = bytearray(whole)
+        damaged[place] ^= 4
+        (tmp_path / "own.npz").write_bytes(damaged)
+        try:
+            data = load(tmp_path / "own.npz")
+        except DataError as error:
+            assert str(tmp_path / "own.npz") in str(error)
+        else:  # the bit was in a field that says nothing about the arrays
+            np.testing.assert_array_equal(data.x_train, _arrays()["x_train"])
+
+
+def test_a_single_array_under_the_name_of_an_archive_is_named(tmp_path: Path) -> None:
+    with (tmp_path / "own.npz").open("wb") as stream:
+        np.save(stream, np.zeros(3))
+    with pytest.raises(DataError, match=r"own\.npz: found a single array"):
+        load(tmp_path / "own.npz")
+
+
 def test_an_unknown_name_lists_what_there_is(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"imagenet: no such.*mnist, synthetic.*x_train"):
         load("imagenet")
