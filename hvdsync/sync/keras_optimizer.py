@@ -1,0 +1,197 @@
+"""A Keras optimizer that reduces gradients before it applies them: a plain optimizer goes in.
+
+Written once for both backends; Keras and a reducer of the backend's gradients are handed in.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from types import ModuleType
+from typing import Any, Protocol
+
+from hvdsync.errors import HvdsyncError
+
+logger = logging.getLogger(__name__)
+
+
+class Reducer(Protocol):
+    """What an optimizer needs of a backend: see ``hvdsync.sync.tensorflow_reducer``."""
+
+    @property
+    def active(self) -> bool:
+        """Whether more than one rank takes part."""
+
+    @property
+    def waited_seconds(self) -> float:
+        """Seconds of communication that no computation hid."""
+
+    def reduce(
+        self,
+        gradients: Sequence[Any],
+        sources: Sequence[Any],
+        *,
+        local: Any = (),
+        scale_local: bool = True,
+    ) -> list[Any]:
+        """Gradients reduced over ranks, in the given order."""
+
+    def key(self, variable: Any) -> Hashable:
+        """Identity of a variable."""
+
+    def check_compiled(self, optimizer: Any) -> None:
+        """Raise where the surrounding compiler cannot hold a collective."""
+
+
+class Accumulation(Protocol):
+    """Several backward passes per step: see ``hvdsync.sync.accumulation``."""
+
+    def apply(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        update: Callable[[Sequence[Any]], None],
+        skip: Callable[[], None],
+    ) -> None:
+        """Add gradients up; call ``update`` with the sums once per step, else ``skip``."""
+
+
+class Sharing:
+    """What a distributed optimizer holds besides the optimizer's own state."""
+
+    def __init__(
+        self, reducer: Reducer, accumulation: Accumulation | None = None, scale_local: bool = True
+    ) -> None:
+        self.reducer = reducer
+        self.accumulation = accumulation
+        self.scale_local = scale_local
+        self.local: set[Hashable] = set()
+        self.inside_loss_scaler = False
+
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Gradients as the optimizer is to see them."""
+        return self.reducer.reduce(
+            gradients, variables, local=self.local, scale_local=self.scale_local
+        )
+
+
+def distribute_optimizer(keras: ModuleType, optimizer: Any, sharing: Sharing) -> Any:
+    """The same optimizer, with gradients reduced by ``sharing`` before they are applied.
+
+    The new object has the very state of the given one: variables, slots, schedules and
+    hyper-parameters; a change of either is seen by both. It saves as the class it wraps, so that
+    a saved model loads with Keras alone. With one rank it is bit for bit the plain optimizer.
+    """
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise ValueError(
+            f"expected a keras.optimizers.Optimizer, found {type(optimizer).__name__}"
+        )
+    if sharing_of(optimizer) is not None:
+        raise ValueError(f"{type(optimizer).__name__}: this optimizer is distributed already")
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if inner is not None and sharing_of(inner) is not None:
+        raise ValueError(
+            "a LossScaleOptimizer around a distributed optimizer; wrap the plain one: "
+            "DistributedOptimizer(LossScaleOptimizer(optimizer))"
+        )
+    base = type(optimizer)
+    distributed = object.__new__(_distributed_class(base))
+    # Shared on purpose, not copied: Keras compiles, builds and schedules through either object.
+    object.__setattr__(distributed, "__dict__", optimizer.__dict__)
+    object.__setattr__(distributed, "_sharing", sharing)
+    return distributed
+
+
+def with_loss_scaling(keras: ModuleType, optimizer: Any) -> Any:
+    """The optimizer, inside a ``LossScaleOptimizer`` where ``compile`` would put it into one.
+
+    With the global policy ``mixed_float16`` Keras wraps whatever ``compile`` is given. Put around
+    a distributed optimizer, each rank would judge its own gradients; put inside, all ranks judge
+    the reduced ones, and come to one verdict.
+    """
+    scaler = keras.optimizers.LossScaleOptimizer
+    if (
+        keras.config.dtype_policy().name != "mixed_float16"
+        or not isinstance(optimizer, keras.optimizers.Optimizer)
+        or isinstance(optimizer, scaler)
+        or sharing_of(optimizer) is not None
+    ):
+        return optimizer
+    logger.info("mixed_float16: the optimizer is given a dynamic loss scale, the same on all ranks")
+    return scaler(optimizer, name="loss_scale_optimizer")
+
+
+def sharing_of(optimizer: Any) -> Sharing | None:
+    """What makes this optimizer distributed, or None when it is a plain one."""
+    return getattr(optimizer, "_sharing", None)
+
+
+@functools.cache
+def _distributed_class(base: type) -> type:
+    """A subclass of an optimizer's class that reduces in ``apply``, where both backends arrive."""
+
+    class Distributed(base):  # type: ignore[valid-type, misc]
+        __slots__ = ("_sharing",)
+
+        # Keras writes down obj.__class__ when it saves; the file then names the plain optimizer.
+        # No zero-argument super() below: it would look this attribute up.
+        __class__ = property(lambda self: base)  # type: ignore[assignment]
+
+        def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+            return _apply(base, self, grads, trainable_variables)
+
+        def register_local_var(self, var: Any) -> None:
+            """Keep this variable's gradient to its rank; it is never reduced."""
+            self._sharing.local.add(self._sharing.reducer.key(var))
+
+        @property
+        def waited_seconds(self) -> float:
+            """Seconds of communication that no computation hid, over all steps."""
+            return self._sharing.reducer.waited_seconds
+
+        @property
+        def loss_scale_factor(self) -> Any:
+            return self.__dict__.get("loss_scale_factor")
+
+        @loss_scale_factor.setter
+        def loss_scale_factor(self, value: Any) -> None:
+            # LossScaleOptimizer takes this over from the optimizer that it is put around.
+            self.__dict__["loss_scale_factor"] = value
+            self._sharing.inside_loss_scaler = value is None
+
+    Distributed.__name__ = f"Distributed{base.__name__}"
+    Distributed.__qualname__ = Distributed.__name__
+    return Distributed
+
+
+def _apply(base: Any, optimizer: Any, grads: Any, trainable_variables: Any) -> Any:
+    sharing: Sharing = optimizer._sharing
+    grads = list(grads)
+    if trainable_variables is not None:
+        trainable_variables = list(trainable_variables)
+    if not grads or (sharing.accumulation is None and not sharing.reducer.active):
+        return base.apply(optimizer, grads, trainable_variables)
+    sharing.reducer.check_compiled(optimizer)
+    if sharing.inside_loss_scaler and sharing.reducer.active:
+        raise HvdsyncError(
+            "a LossScaleOptimizer was put around a distributed optimizer: each rank would decide "
+            "alone whether a step is skipped. Distribute the outer one instead: "
+            "hvd.distribute(keras.optimizers.LossScaleOptimizer(optimizer))"
+        )
+    if trainable_variables is None:
+        variables = list(optimizer._trainable_variables)
+    else:
+        variables = trainable_variables
+
+    def update(gradients: Sequence[Any]) -> None:
+        base.apply(optimizer, sharing.reduce(gradients, variables), trainable_variables)
+
+    if sharing.accumulation is None:
+        return update(grads)
+    if not optimizer.built:
+        optimizer.build(variables)  # its variables cannot be made inside a branch
+    sharing.accumulation.apply(
+        grads, variables, update, lambda: optimizer._iterations.assign_add(1)
+    )
+    return None

@@ -1,0 +1,23 @@
+"""``Checkpoint`` for TensorFlow: Keras models, optimizers and variables in, plain files out."""
+
+from __future__ import annotations
+
+import os
+
+import keras
+
+from hvdsync.checkpoint import checkpoint
+from hvdsync.checkpoint.keras_codec import KerasCodec
+
+
+class Checkpoint(checkpoint.Checkpoint):
+    """Checkpoints of Keras models, optimizers, ``tf.Variable`` and ``tf.Module``, plain values.
+
+    A model becomes ``<name>.keras``, which plain ``keras.models.load_model`` opens, and variables
+    become ``<name>.npz``, without hvdsync and without Horovod.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], keep: int = 3, every: int | None = None
+    ) -> None:
+        super().__init__(directory, keep, every, codec=KerasCodec(keras))

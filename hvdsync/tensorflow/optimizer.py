@@ -1,0 +1,143 @@
+"""The distributed optimizer of TensorFlow: a Keras optimizer goes in, one that reduces comes out.
+
+Optimizers of TensorFlow 1 (``tf.compat.v1.train``) are handed on to Horovod's own wrapper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hvdsync.comm import horovod as _horovod
+from hvdsync.comm import world
+from hvdsync.sync.accumulation import GraphAccumulation
+from hvdsync.sync.keras_optimizer import Sharing, distribute_optimizer, with_loss_scaling
+from hvdsync.sync.tensorflow_reducer import GraphReducer
+from hvdsync.tensorflow.compression import Compression
+from hvdsync.tensorflow.functions import broadcast_variables
+from hvdsync.tensorflow.tape import check_options
+
+hvd = _horovod.load("tensorflow")
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1,
+    op: Any = hvd.Average,
+    gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: Any = hvd.global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """The optimizer, with gradients reduced over ranks before they are applied (Horovod's).
+
+    Arguments:
+        optimizer: a ``keras.optimizers.Optimizer`` or a ``tf.compat.v1.train.Optimizer``. Do not
+            combine it with a :func:`DistributedGradientTape`: gradients would be reduced twice.
+        name: part of the collectives' names; by default "Distributed" and the optimizer's class.
+        use_locking, device_dense, device_sparse: accepted for compatibility.
+        backward_passes_per_step: gradients of so many calls are added up before they are reduced
+            and applied; ``average_aggregated_gradients`` divides the sum by their number.
+        compression, sparse_as_dense, op, gradient_predivide_factor, num_groups, groups,
+        process_set, scale_local_gradients: as in :func:`DistributedGradientTape`.
+
+    The result shares all state with the optimizer given, and saves as its class. With one rank it
+    is bit for bit the plain optimizer. Raises ``ValueError`` for options that do not go together.
+    """
+    groups = check_options(op, gradient_predivide_factor, num_groups, groups)
+    if op == hvd.Adasum and average_aggregated_gradients:
+        raise ValueError("Adasum does not support average_aggregated_gradients == True")
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        return hvd.DistributedOptimizer(
+            optimizer,
+            name=name,
+            use_locking=use_locking,
+            device_dense=device_dense,
+            device_sparse=device_sparse,
+            compression=compression,
+            sparse_as_dense=sparse_as_dense,
+            backward_passes_per_step=backward_passes_per_step,
+            op=op,
+            gradient_predivide_factor=gradient_predivide_factor,
+            average_aggregated_gradients=average_aggregated_gradients,
+            groups=groups,
+            process_set=process_set,
+            scale_local_gradients=scale_local_gradients,
+        )
+    if backward_passes_per_step < 1:
+        raise ValueError(
+            f"backward_passes_per_step is {backward_passes_per_step}; expected 1 or more"
+        )
+    reducer = GraphReducer(
+        tf,
+        hvd,
+        name or f"Distributed{type(optimizer).__name__}",
+        compression=compression,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        process_set=process_set,
+        sparse_as_dense=sparse_as_dense,
+        groups=groups,
+    )
+    accumulation = None
+    if backward_passes_per_step > 1:
+        accumulation = GraphAccumulation(tf, backward_passes_per_step, average_aggregated_gradients)
+    sharing = Sharing(reducer, accumulation, scale_local_gradients)
+    return distribute_optimizer(keras, with_loss_scaling(keras, optimizer), sharing)
+
+
+def distribute(
+    model: Any,
+    optimizer: Any,
+    *,
+    engine: str = "horovod",
+    update: Any = None,
+    compression: Any = Compression.none,
+    **options: Any,
+) -> tuple[Any, Any]:
+    """Make replicas equal and keep them so: broadcast from rank 0, average gradients after.
+
+    The variables of rank 0's model and optimizer are given to every rank, and the optimizer is
+    wrapped, so that a plain ``tf.GradientTape`` and ``optimizer.apply_gradients`` (or ``apply``)
+    train on all ranks. With one process both behave bit for bit as before.
+
+    Arguments:
+        model: anything with ``variables`` (a Keras model, a ``tf.Module``) or a list of variables.
+            It must be built: its variables exist. It is given back itself.
+        optimizer: a Keras optimizer over the model's variables.
+        engine: ``"horovod"``.
+        update: None, for synchronous gradient averaging.
+        compression: ``Compression.none``, ``.fp16`` or ``.bf16``.
+        options: further keyword arguments of :func:`DistributedOptimizer`.
+
+    Raises ``ValueError`` for an engine or update rule that does not exist and for a model without
+    variables, and ``RankMismatch`` on every rank when the models differ between ranks.
+    """
+    if engine != "horovod":
+        raise ValueError(f"distribute: engine is {engine!r}; expected 'horovod'")
+    if update is not None:
+        raise ValueError(f"distribute: update is {update!r}; expected None (synchronous)")
+    variables = list(getattr(model, "variables", model))
+    if not variables:
+        raise ValueError(
+            "distribute: the model has no variables yet; build it first, with "
+            "model.build(input_shape) or by calling it on a batch"
+        )
+    distributed = DistributedOptimizer(optimizer, compression=compression, **options)
+    if world.current().size > 1:
+        trainable = list(getattr(model, "trainable_variables", variables))
+        if not distributed.built:
+            distributed.build(trainable)
+        broadcast_variables([*variables, *distributed.variables], root_rank=0)
+    return model, distributed
