@@ -35,6 +35,7 @@ from hvdsync.torch.functions import (
 from hvdsync.torch.ops import *
 from hvdsync.torch.ops import hvd as _hvd
 from hvdsync.torch.optimizer import DistributedOptimizer
+from hvdsync.torch.sync_batch_norm import SyncBatchNorm
 
 
 def _to_tensor(array: np.ndarray) -> torch.Tensor:

@@ -57,7 +57,7 @@ def distribute(
         named_parameters=named,
         compression=compression,
         backward_passes_per_step=accumulate,
-        average_passes=True,
+        average_passes=accumulate > 1,
         **options,
     )
     if world.current().size > 1:

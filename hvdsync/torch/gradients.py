@@ -48,7 +48,7 @@ class GradientReducer:
         self.wire = wire
         self.reduced = False
         self._delivered = False
-        self._parameters = parameters
+        self.parameters = parameters
         self._average_passes = average_passes
         self._sparse_as_dense = sparse_as_dense
         self._groups = groups
@@ -95,7 +95,7 @@ class GradientReducer:
     # Planning
 
     def _trainable(self) -> dict[torch.Tensor, str]:
-        return {p: name for name, p in self._parameters() if p.requires_grad}
+        return {p: name for name, p in self.parameters() if p.requires_grad}
 
     def _watch(self, trainable: dict[torch.Tensor, str]) -> None:
         """Plan buckets for these parameters, from scratch, and hook those that are new."""

@@ -31,15 +31,18 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     # Attributes of the wrapper itself; any other is read from and written to the wrapped one.
     # ``step`` is here because learning-rate schedulers replace it on the object they are given.
-    _OWN = frozenset({"_wrapped", "_reducer", "_pre_hook", "_post_hook", "step"})
+    _OWN = frozenset({"_wrapped", "_reducer", "_hooks", "_asked_to_synchronize", "step"})
 
     def __init__(self, wrapped: torch.optim.Optimizer, reducer: GradientReducer | None) -> None:
         # Not Optimizer.__init__: there is one set of groups and state, the wrapped optimizer's.
         self._wrapped = wrapped
         self._reducer = reducer
+        self._asked_to_synchronize = False
         if reducer is not None:
-            self._pre_hook = wrapped.register_step_pre_hook(_reduce_before_step(reducer))
-            self._post_hook = wrapped.register_step_post_hook(_close_step(reducer))
+            self._hooks = (
+                wrapped.register_step_pre_hook(_reduce_before_step(reducer)),
+                wrapped.register_step_post_hook(_close_step(reducer)),
+            )
 
     def __getattr__(self, name: str) -> Any:
         if name == "_wrapped":  # not set yet: while being copied or unpickled
@@ -66,6 +69,14 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         ``closure`` is evaluated on this rank's data; its gradients are reduced and the loss that
         it gives is averaged, so that optimizers that decide by the loss decide alike everywhere.
         """
+        if self._asked_to_synchronize:
+            self._asked_to_synchronize = False
+            warnings.warn(
+                "optimizer.step() called without optimizer.skip_synchronize() after "
+                "optimizer.synchronize(); hvdsync reduces once all the same, where Horovod would "
+                "reduce twice. Neither call is needed: gradients are reduced in backward()",
+                stacklevel=2,
+            )
         return self._wrapped.step() if closure is None else self._wrapped.step(closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -96,7 +107,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         ``backward()`` has done so already, unless this rank ran no, or not all of the step's,
         backward passes. Collective in that case; kept for scripts written for Horovod.
         """
-        if self._reducer is not None and not self._reducer.reduced:
+        if self._reducer is None:
+            return
+        self._asked_to_synchronize = True
+        if not self._reducer.reduced:
             self._reducer.flush()
 
     @contextmanager
@@ -105,6 +119,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
         A step never reduces twice, so there is nothing left to skip.
         """
+        self._asked_to_synchronize = False
         yield
 
     @contextmanager
@@ -120,6 +135,11 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """Change after how many backward passes gradients are reduced."""
         if self._reducer is not None:
             self._reducer.passes = passes
+
+    @property
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        """Name of each watched parameter in its collectives, as Horovod's wrapper has it."""
+        return {} if self._reducer is None else {p: n for n, p in self._reducer.parameters()}
 
     @property
     def waited_seconds(self) -> float:
@@ -153,8 +173,9 @@ def _reduced_closure(closure: Callable[[], Any], reducer: GradientReducer) -> Ca
             reducer.flush()
         if loss is None or reducer.wire is None:
             return loss
-        average = verbs.average_metrics({"loss": float(loss)})["loss"]
-        return torch.as_tensor(average, dtype=torch.as_tensor(loss).dtype)
+        local = torch.as_tensor(loss).detach()
+        average = verbs.average_metrics({"loss": local.item()})["loss"]
+        return torch.full_like(local, average)
 
     return evaluate
 

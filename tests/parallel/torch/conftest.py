@@ -1,0 +1,25 @@
+"""One Horovod world for all tests of a launch (``horovodrun -np 2 python -m pytest ...``)."""
+
+import pytest
+import torch
+
+import hvdsync.torch as hvd
+
+
+@pytest.fixture(scope="session", autouse=True)
+def world():
+    torch.set_num_threads(1)
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def same_seed_on_all_ranks():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def shared_path(tmp_path_factory):
+    """A folder of rank 0 that all ranks know."""
+    return hvd.broadcast_object(tmp_path_factory.mktemp("shared") if hvd.rank() == 0 else None)
