@@ -179,7 +179,7 @@ def test_a_layer_unfrozen_later_is_reduced_from_its_first_step():
     model, optimizer = sgd(model)
     for _ in range(2):
         optimizer.zero_grad()
-        model(ones(hvd.rank() + 1)).sum().backward()
+        model(ones(hvd.rank() + 2)).sum().backward()
         model[0].requires_grad_(True)  # frozen in the first step, trained in the second
         optimizer.step()
     assert model[0].weight.item() != 1.0
