@@ -60,16 +60,20 @@ def distribute(
         average_passes=accumulate > 1,
         **options,
     )
-    if world.current().size > 1:
-        tensors = {k: v for k, v in model.state_dict().items() if torch.is_tensor(v)}
-        broadcast_parameters(tensors, root_rank=0)
-        _broadcast_extra_state(model)
-        broadcast_optimizer_state(optimizer, root_rank=0)
+    broadcast_model(model)
+    broadcast_optimizer_state(optimizer, root_rank=0)
     return model, distributed
 
 
-def _broadcast_extra_state(model: torch.nn.Module) -> None:
-    extra = {k: v for k, v in model.state_dict().items() if not torch.is_tensor(v)}
-    received = broadcast_state(extra, 0, "hvdsync.extra_state")
-    if received and world.current().rank != 0:
-        model.load_state_dict({**model.state_dict(), **received})
+def broadcast_model(model: torch.nn.Module) -> None:
+    """Give every rank the parameters, buffers and extra state of rank 0's model."""
+    if world.current().size == 1:
+        return
+    state = model.state_dict()
+    tensors = {k: v for k, v in state.items() if torch.is_tensor(v)}
+    broadcast_parameters(tensors, root_rank=0)
+    extra = broadcast_state(
+        {k: v for k, v in state.items() if k not in tensors}, 0, "hvdsync.extra_state"
+    )
+    if extra and world.current().rank != 0:
+        model.load_state_dict({**model.state_dict(), **extra})

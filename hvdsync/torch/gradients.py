@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from horovod.common.exceptions import HorovodInternalError
 
 from hvdsync.sync.torch_reducer import FlatBucket, Wire, make_flat_buckets
 
@@ -74,8 +75,11 @@ class GradientReducer:
         self._delivered = False
         if self._pass_is_open:
             self._pass_is_open = False
-            for bucket in self._buckets:
-                self._land(bucket)
+            try:
+                for bucket in self._buckets:
+                    self._land(bucket)
+            except HorovodInternalError:
+                self._abandon()
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -197,6 +201,12 @@ class GradientReducer:
         bucket.flight = None
         bucket.pending = len(bucket.tensors)
 
+    def _abandon(self) -> None:
+        # A rank was lost: Horovod has failed everything in flight, and an elastic job goes on.
+        for bucket in self._buckets:
+            bucket.flight = None
+            bucket.pending = len(bucket.tensors)
+
     def _dense_gradient(self, parameter: torch.Tensor) -> torch.Tensor | None:
         gradient = parameter.grad
         if gradient is not None and gradient.is_sparse and self._sparse_as_dense:
@@ -214,7 +224,11 @@ class GradientReducer:
         if self.wire is None:
             self._average_locally()
         else:
-            self._flush_over(self.wire)
+            try:
+                self._flush_over(self.wire)
+            except HorovodInternalError:
+                self._abandon()
+                raise
         self._passes_done = 0
         self._pass_is_open = False
         self.reduced = self._delivered = True
