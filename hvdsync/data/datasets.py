@@ -133,7 +133,7 @@ def _read_npz(path: Path) -> list[Array]:
                     f"expected {_names()}"
                 )
             return [_member(path, archive, name) for name in ARRAYS]
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path}: not a whole .npz file: {error}") from error
 
 

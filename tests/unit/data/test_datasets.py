@@ -114,7 +114,7 @@ def test_damaged_files_are_named(name: str, tmp_path: Path) -> None:
 def test_a_flipped_bit_in_an_archive_is_noticed(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "own.npz", **_arrays())
     whole = (tmp_path / "own.npz").read_bytes()
-    for place in range(50, len(whole) // 2, 7):
+    for place in range(len(whole)):
         damaged = bytearray(whole)
         damaged[place] ^= 4
         (tmp_path / "own.npz").write_bytes(damaged)
