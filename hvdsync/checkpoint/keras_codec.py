@@ -17,6 +17,7 @@ import numpy as np
 
 from hvdsync.checkpoint.codec import Codec
 from hvdsync.errors import CheckpointError
+from hvdsync.sync.variables import as_array
 
 
 class KerasCodec(Codec):
@@ -44,20 +45,21 @@ class KerasCodec(Codec):
                 return path.read_bytes()
         if _is_stateful(obj):
             return copy.deepcopy(obj.state_dict())
-        return [np.array(variable) for variable in self._variables(obj) or ()]
+        return [as_array(variable) for variable in self._variables(obj) or ()]
 
     def write(self, folder: Path, name: str, snapshot: Any) -> None:
         if isinstance(snapshot, bytes):
             (folder / f"{name}.keras").write_bytes(snapshot)
         elif isinstance(snapshot, list):
-            np.savez(folder / f"{name}.npz", **dict(_named(snapshot)))
+            arrays: dict[str, Any] = dict(_named(snapshot))
+            np.savez(folder / f"{name}.npz", **arrays)
         else:
             (folder / f"{name}.json").write_text(json.dumps(snapshot) + "\n")
 
     def read(self, folder: Path, name: str, obj: Any) -> Any:
         if isinstance(obj, self._keras.Model):
             self._load_model(folder / f"{name}.keras", name, obj)
-            return [np.array(variable) for variable in self._variables(obj) or ()]
+            return [as_array(variable) for variable in self._variables(obj) or ()]
         if _is_stateful(obj):
             return json.loads((folder / f"{name}.json").read_text())
         with np.load(folder / f"{name}.npz", allow_pickle=False) as stored:
@@ -119,8 +121,10 @@ class KerasCodec(Codec):
 
 
 def _is_stateful(obj: Any) -> bool:
-    return hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict") and not hasattr(
-        obj, "trainable_variables"
+    return (
+        hasattr(obj, "state_dict")
+        and hasattr(obj, "load_state_dict")
+        and not hasattr(obj, "trainable_variables")
     )
 
 

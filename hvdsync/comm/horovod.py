@@ -106,7 +106,10 @@ class HorovodCommunicator(Communicator):
         return self._to_array(result)
 
     def barrier(self, group: Any = None) -> None:
-        self._hvd.barrier(process_set=self._group(group))
+        if hasattr(self._hvd, "barrier"):
+            self._hvd.barrier(process_set=self._group(group))
+        else:  # Horovod for TensorFlow has none
+            self.allreduce(np.zeros(1, np.float32), "sum", "hvdsync.barrier", group)
 
 
 def start(

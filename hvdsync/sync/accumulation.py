@@ -30,7 +30,7 @@ class GraphAccumulation:
         update: Callable[[Sequence[Any]], None],
         skip: Callable[[], None],
     ) -> None:
-        """Add ``gradients``; every ``passes``-th call runs ``update`` with the sums, else ``skip``."""
+        """Add gradients; each ``passes``-th call runs ``update`` with the sums, else ``skip``."""
         tf = self._tf
         if self._counter is None:
             self._make_variables(variables)
@@ -82,7 +82,7 @@ class ListAccumulation:
         update: Callable[[Sequence[Any]], None],
         skip: Callable[[], None],
     ) -> None:
-        """Add ``gradients``; every ``passes``-th call runs ``update`` with the sums, else ``skip``."""
+        """Add gradients; each ``passes``-th call runs ``update`` with the sums, else ``skip``."""
         if self._count == 0:
             self._sums = [None if g is None else g.detach().clone() for g in gradients]
         else:

@@ -58,14 +58,22 @@ class Accumulation(Protocol):
 
 
 class Sharing:
-    """What a distributed optimizer holds besides the optimizer's own state."""
+    """What a distributed optimizer holds besides the optimizer's own state.
+
+    ``when_built(optimizer, variables)`` is called once its slots exist.
+    """
 
     def __init__(
-        self, reducer: Reducer, accumulation: Accumulation | None = None, scale_local: bool = True
+        self,
+        reducer: Reducer,
+        accumulation: Accumulation | None = None,
+        scale_local: bool = True,
+        when_built: Callable[[Any, Sequence[Any]], None] | None = None,
     ) -> None:
         self.reducer = reducer
         self.accumulation = accumulation
         self.scale_local = scale_local
+        self.when_built = when_built
         self.local: set[Hashable] = set()
         self.inside_loss_scaler = False
 
@@ -84,9 +92,7 @@ def distribute_optimizer(keras: ModuleType, optimizer: Any, sharing: Sharing) ->
     a saved model loads with Keras alone. With one rank it is bit for bit the plain optimizer.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise ValueError(
-            f"expected a keras.optimizers.Optimizer, found {type(optimizer).__name__}"
-        )
+        raise ValueError(f"expected a keras.optimizers.Optimizer, found {type(optimizer).__name__}")
     if sharing_of(optimizer) is not None:
         raise ValueError(f"{type(optimizer).__name__}: this optimizer is distributed already")
     inner = getattr(optimizer, "inner_optimizer", None)
@@ -95,8 +101,8 @@ def distribute_optimizer(keras: ModuleType, optimizer: Any, sharing: Sharing) ->
             "a LossScaleOptimizer around a distributed optimizer; wrap the plain one: "
             "DistributedOptimizer(LossScaleOptimizer(optimizer))"
         )
-    base = type(optimizer)
-    distributed = object.__new__(_distributed_class(base))
+    base: Any = type(optimizer)
+    distributed: Any = object.__new__(_distributed_class(base))
     # Shared on purpose, not copied: Keras compiles, builds and schedules through either object.
     object.__setattr__(distributed, "__dict__", optimizer.__dict__)
     object.__setattr__(distributed, "_sharing", sharing)
@@ -122,21 +128,43 @@ def with_loss_scaling(keras: ModuleType, optimizer: Any) -> Any:
     return scaler(optimizer, name="loss_scale_optimizer")
 
 
+def lift_loss_scaling(keras: ModuleType, optimizer: Any) -> Any:
+    """A ``LossScaleOptimizer`` around a distributed optimizer, turned inside out; others as given.
+
+    State is shared with the objects given. Every rank then comes to one verdict on each step.
+    """
+    inner = getattr(optimizer, "inner_optimizer", None)
+    sharing = None if inner is None else sharing_of(inner)
+    if sharing is None or sharing_of(optimizer) is not None:
+        return optimizer
+    plain = object.__new__(inner.__class__)
+    object.__setattr__(plain, "__dict__", inner.__dict__)
+    optimizer.__dict__["inner_optimizer"] = plain
+    return distribute_optimizer(keras, optimizer, sharing)
+
+
 def sharing_of(optimizer: Any) -> Sharing | None:
     """What makes this optimizer distributed, or None when it is a plain one."""
     return getattr(optimizer, "_sharing", None)
 
 
 @functools.cache
-def _distributed_class(base: type) -> type:
+def _distributed_class(base: Any) -> Any:
     """A subclass of an optimizer's class that reduces in ``apply``, where both backends arrive."""
 
-    class Distributed(base):  # type: ignore[valid-type, misc]
+    class Distributed(base):  # type: ignore[misc]
         __slots__ = ("_sharing",)
 
         # Keras writes down obj.__class__ when it saves; the file then names the plain optimizer.
         # No zero-argument super() below: it would look this attribute up.
         __class__ = property(lambda self: base)  # type: ignore[assignment]
+
+        def build(self, variables: Any) -> Any:
+            was_built = self.built
+            result = base.build(self, variables)
+            if not was_built and self._sharing.when_built is not None:
+                self._sharing.when_built(self, variables)
+            return result
 
         def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
             return _apply(base, self, grads, trainable_variables)

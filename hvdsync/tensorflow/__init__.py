@@ -1,4 +1,4 @@
-"""The TensorFlow front door: ``import hvdsync.tensorflow as hvd`` in place of ``horovod.tensorflow``.
+"""The TensorFlow front door: ``import hvdsync.tensorflow as hvd``, not ``horovod.tensorflow``.
 
 Horovod's names, mended for today's TensorFlow and Keras 3, and the verbs of all front doors.
 """
@@ -61,6 +61,7 @@ from hvdsync.comm.verbs import (  # noqa: E402
     size,
 )
 from hvdsync.data.sampler import DistributedSampler  # noqa: E402
+from hvdsync.data.tf_dataset import shard  # noqa: E402
 from hvdsync.sync.schedule import scale_learning_rate, warmup  # noqa: E402
 from hvdsync.tensorflow import elastic  # noqa: E402
 from hvdsync.tensorflow.checkpoint import Checkpoint  # noqa: E402
@@ -77,7 +78,6 @@ from hvdsync.tensorflow.collectives import (  # noqa: E402
     reducescatter,
 )
 from hvdsync.tensorflow.compression import Compression  # noqa: E402
-from hvdsync.tensorflow.data import shard  # noqa: E402
 from hvdsync.tensorflow.functions import (  # noqa: E402
     allgather_object,
     broadcast_object,

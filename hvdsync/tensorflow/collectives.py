@@ -59,19 +59,15 @@ def allreduce(
         hvd.handle_average_backwards_compatibility(op, average)
         return _scaled(_native(tensor), prescale_factor * postscale_factor)
     tensor = _native(tensor)
-    narrow = tensor.dtype == tf.bfloat16 or compression is Compression.bf16
-    if narrow and not isinstance(tensor, tf.IndexedSlices):
-        # Horovod does not know bfloat16; float32 holds each of its values.
-        wire, ctx = compression.compress(tensor)
-        wire = tf.cast(wire, tf.float32) if wire.dtype == tf.bfloat16 else wire
-    else:
-        wire, ctx = tensor, None
+    sparse = isinstance(tensor, tf.IndexedSlices)
+    wire, ctx = (tensor, None) if sparse else compression.compress(tensor)
+    # Horovod does not know bfloat16; float32 holds each of its values.
+    narrow = not sparse and wire.dtype == tf.bfloat16
     result = hvd.allreduce(
-        wire,
+        tf.cast(wire, tf.float32) if narrow else wire,
         average=average,
         device_dense=device_dense,
         device_sparse=device_sparse,
-        compression=Compression.none if narrow else compression,
         op=op,
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
@@ -79,9 +75,9 @@ def allreduce(
         process_set=process_set,
         ignore_name_scope=ignore_name_scope,
     )
-    if isinstance(result, tf.IndexedSlices) or result.dtype == tensor.dtype:
+    if sparse:
         return result
-    return tf.cast(compression.decompress(result, ctx), tensor.dtype)
+    return compression.decompress(tf.cast(result, wire.dtype) if narrow else result, ctx)
 
 
 def grouped_allreduce(
@@ -152,7 +148,9 @@ def grouped_allgather(
     """:func:`allgather` of several tensors, all or none (Horovod's ``grouped_allgather``)."""
     if _without_runtime():
         return [tf.identity(_native(t)) for t in tensors]
-    return hvd.grouped_allgather([_native(t) for t in tensors], name, ignore_name_scope, process_set)
+    return hvd.grouped_allgather(
+        [_native(t) for t in tensors], name, ignore_name_scope, process_set
+    )
 
 
 def broadcast(

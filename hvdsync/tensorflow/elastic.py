@@ -14,7 +14,7 @@ from horovod.common.elastic import ObjectState, run_fn
 from horovod.common.exceptions import HorovodInternalError
 
 from hvdsync.comm import verbs
-from hvdsync.sync.variables_memory import VariablesMemory
+from hvdsync.sync.variables import VariablesMemory
 from hvdsync.tensorflow.functions import broadcast_object, broadcast_variables
 from hvdsync.tensorflow.runtime import init, shutdown
 

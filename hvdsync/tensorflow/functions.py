@@ -13,9 +13,9 @@ import tensorflow as tf
 
 from hvdsync.comm import horovod as _horovod
 from hvdsync.comm import verbs, world
-from hvdsync.errors import RankMismatch
 from hvdsync.sync.buckets import plan_buckets
-from hvdsync.sync.tensorflow_reducer import name_of, variable_of
+from hvdsync.sync.tensorflow_reducer import variable_of
+from hvdsync.sync.variables import refuse_different
 
 hvd = _horovod.load("tensorflow")
 
@@ -48,7 +48,7 @@ def broadcast_variables(
         return None
     if not tf.executing_eagerly():
         return tf.group(*_assign_all(listed, root_rank, process_set))
-    _refuse_different(variables if isinstance(variables, Sequence) else listed, process_set)
+    refuse_different(variables if isinstance(variables, Sequence) else listed, process_set)
 
     def assign_all() -> None:
         _assign_all(listed, root_rank, process_set)
@@ -94,31 +94,6 @@ def _broadcast_flat(flat: Any, root_rank: int, name: str, process_set: Any) -> A
     raw = tf.reshape(tf.bitcast(flat, tf.uint8), [-1])
     received = hvd.broadcast(raw, root_rank, name=name, **options)
     return tf.bitcast(tf.reshape(received, tf.stack([count, flat.dtype.size])), flat.dtype)
-
-
-def _refuse_different(variables: Sequence[Any], process_set: Any) -> None:
-    mine = [(tuple(v.shape), tf.as_dtype(v.dtype).name) for v in variables]
-    everyone = verbs.allgather_object(mine, "hvdsync.broadcast.check", process_set)
-    if all(other == mine for other in everyone):
-        return
-    names = verbs.allgather_object(
-        [name_of(v) for v in variables], "hvdsync.broadcast.names", process_set
-    )
-    raise RankMismatch(
-        f"rank {verbs.rank()}: broadcast_variables was given different variables on different "
-        f"ranks ({_first_difference(everyone, names)}); build the same model on every rank before"
-    )
-
-
-def _first_difference(everyone: list[list[Any]], names: list[list[str]]) -> str:
-    counts = [len(one) for one in everyone]
-    if len(set(counts)) > 1:
-        return f"numbers of variables by rank: {counts}"
-    for i, found in enumerate(zip(*everyone, strict=True)):
-        if len(set(found)) > 1:
-            seen = (f"rank {r}: {names[r][i]} {shape} {d}" for r, (shape, d) in enumerate(found))
-            return "; ".join(seen)
-    return "no difference"
 
 
 def broadcast_object(

@@ -118,7 +118,7 @@ def distribute(
         optimizer: a Keras optimizer over the model's variables.
         engine: ``"horovod"``.
         update: None, for synchronous gradient averaging.
-        compression: ``Compression.none``, ``.fp16`` or ``.bf16``.
+        compression: ``Compression.none`` or ``.fp16``.
         options: further keyword arguments of :func:`DistributedOptimizer`.
 
     Raises ``ValueError`` for an engine or update rule that does not exist and for a model without

@@ -13,25 +13,10 @@ from hvdsync.comm import verbs, world
 hvd = _horovod.load("tensorflow")
 
 
-class _Runtime:
-    """``horovod.tensorflow`` as the communicator needs it: eager, and with a barrier."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(hvd, name)
-
-    def barrier(self, process_set: Any = hvd.global_process_set) -> None:
-        """Return once every rank has called it."""
-        hvd.allreduce(tf.zeros([1]), op=hvd.Sum, name="hvdsync.barrier", process_set=process_set)
-
-
 def _to_tensor(array: np.ndarray) -> Any:
     # On the host: what ranks say to one another is no work for an accelerator.
     with tf.device("CPU:0"):
         return tf.constant(array)
-
-
-def _to_array(tensor: Any) -> np.ndarray:
-    return tensor.numpy()
 
 
 def init(*args: Any, **kwargs: Any) -> None:
@@ -40,7 +25,7 @@ def init(*args: Any, **kwargs: Any) -> None:
 
     Raises ``LaunchError`` when the launcher started more ranks than Horovod sees.
     """
-    _horovod.start(_Runtime(), _to_tensor, _to_array, *args, **kwargs)  # type: ignore[arg-type]
+    _horovod.start(hvd, _to_tensor, lambda tensor: tensor.numpy(), *args, **kwargs)
 
 
 def shutdown() -> None:

@@ -50,9 +50,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
         count = tf.cast(count, mean.dtype)
         # Var[X] = E[X^2] - E[X]^2, with each rank's expectation weighted by its count.
         local = tf.concat([mean * count, (variance + tf.square(mean)) * count, [count]], 0)
-        total = allreduce(
-            local, op=hvd.Sum, name=f"{self.name}.moments", ignore_name_scope=True
-        )
+        total = allreduce(local, op=hvd.Sum, name=f"{self.name}.moments", ignore_name_scope=True)
         size = tf.size(mean)
         global_mean = total[:size] / total[-1]
         global_variance = total[size:-1] / total[-1] - tf.square(global_mean)

@@ -115,7 +115,7 @@ def DistributedGradientTape(
             may be ``tf.Variable``, ``keras.Variable`` or watched tensors, in any structure.
         device_dense, device_sparse: accepted for compatibility; gradients are reduced where
             they are.
-        compression: what travels: ``Compression.none``, ``.fp16`` or ``.bf16``.
+        compression: what travels: ``Compression.none`` or ``.fp16``.
         sparse_as_dense: send ``tf.IndexedSlices`` densely instead of gathering their rows.
         op: ``Average``, ``Sum`` or ``Adasum``.
         gradient_predivide_factor: gradients are divided by it before the sum and multiplied
@@ -131,7 +131,9 @@ def DistributedGradientTape(
     ``ValueError`` for options that do not go together.
     """
     groups = check_options(op, gradient_predivide_factor, num_groups, groups)
-    listed = tuple(tuple(key_of(v) for v in g) for g in groups) if _is_lists(groups) else groups
+    listed: Any = groups
+    if groups is not None and not isinstance(groups, int):
+        listed = tuple(tuple(key_of(v) for v in group) for group in groups)
     key = (
         name,
         compression,
@@ -194,7 +196,7 @@ def PartialDistributedGradientTape(
     return tape
 
 
-def local_weights(layers: Any, layer_class: type) -> list[Any]:
+def local_weights(layers: Any, layer_class: Any) -> list[Any]:
     """The trainable weights of one layer, of several, or of None; ``ValueError`` for others."""
     if layers is None:
         return []
@@ -202,10 +204,6 @@ def local_weights(layers: Any, layer_class: type) -> list[Any]:
     if not all(isinstance(layer, layer_class) for layer in listed):
         raise ValueError("All local layers must be of tf.keras.layers.Layer type.")
     return [weight for layer in listed for weight in layer.trainable_weights]
-
-
-def _is_lists(groups: Any) -> bool:
-    return groups is not None and not isinstance(groups, int)
 
 
 def check_options(
@@ -222,7 +220,7 @@ def check_options(
             "Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=3
         )
         groups = num_groups if groups is None else groups
-    if groups is not None and not _is_lists(groups) and groups <= 0:  # type: ignore[operator]
+    if isinstance(groups, int) and groups <= 0:
         raise ValueError(
             f"groups is {groups!r}; expected a positive integer or a list of lists of variables"
         )

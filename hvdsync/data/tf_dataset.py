@@ -1,33 +1,39 @@
-"""Which elements of a ``tf.data`` pipeline this rank reads: the whole data set in, its part out."""
+"""Which elements of a ``tf.data`` pipeline this rank reads: the whole data set in, its part out.
+
+Works through the data set's own methods; TensorFlow is not imported.
+"""
 
 from __future__ import annotations
 
 import logging
 from typing import Any
 
-import tensorflow as tf
+import numpy as np
 
 from hvdsync.comm import verbs
 from hvdsync.errors import DataError
 
 logger = logging.getLogger(__name__)
 
+# What `tf.data.Dataset.cardinality` gives for an endless data set, and when it does not know.
+_INFINITE, _UNKNOWN = -1, -2
+
 
 def shard(
-    dataset: tf.data.Dataset,
+    dataset: Any,
     uneven: str = "pad",
     *,
     rank: int | None = None,
     size: int | None = None,
     length: int | None = None,
-) -> tf.data.Dataset:
+) -> Any:
     """Every ``size``-th element of the data set, starting with the ``rank``-th.
 
     Call it before ``batch``. All ranks must see the elements in one order: a ``shuffle`` before it
     needs a seed equal on all ranks; a ``shuffle`` after it needs none.
 
     Arguments:
-        dataset: the whole data set, the same on all ranks.
+        dataset: the whole ``tf.data.Dataset``, the same on all ranks.
         uneven: what to do when the number of elements does not divide by ``size``. ``"pad"`` reads
             some elements twice, so that all ranks have equally many; ``"drop"`` leaves the last
             ones out; ``"exact"`` reads each once, so that ranks may differ by one (for
@@ -65,9 +71,9 @@ def shard(
 
 def _length(dataset: Any) -> int | None:
     cardinality = int(dataset.cardinality())
-    if cardinality == tf.data.INFINITE_CARDINALITY:
+    if cardinality == _INFINITE:
         return None
-    if cardinality == tf.data.UNKNOWN_CARDINALITY:
+    if cardinality == _UNKNOWN:
         logger.info("shard: TensorFlow does not know the length; the data set is read to count it")
-        return int(dataset.reduce(tf.constant(0, tf.int64), lambda n, *_: n + 1))
+        return int(dataset.reduce(np.int64(0), lambda n, *_: n + 1))
     return cardinality

@@ -1,0 +1,125 @@
+"""What the callbacks of ``hvdsync.keras`` share: equal conditions and equal ends on all ranks.
+
+A model that is about to be fitted goes in; it is checked, and made to stop everywhere at once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import Any
+
+import keras
+
+from hvdsync.comm import verbs, world
+from hvdsync.errors import HvdsyncError
+from hvdsync.sync.keras_optimizer import lift_loss_scaling, sharing_of
+
+logger = logging.getLogger(__name__)
+
+
+class _StopTogether(keras.callbacks.Callback):
+    """Last in the list: makes ``stop_training`` of any rank that of all, at the end of epochs.
+
+    Whatever set it (early stopping on one rank, a local value), the ranks leave in one epoch
+    instead of waiting in a collective for those that left.
+    """
+
+    def __init__(self, siblings: list[Any]) -> None:
+        super().__init__()
+        self._siblings = siblings
+        self._every_batch = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        # Only what stops inside an epoch is worth a collective per batch.
+        stops = any(isinstance(c, keras.callbacks.TerminateOnNaN) for c in self._siblings)
+        self._every_batch = verbs.agree_any(stops)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._every_batch:
+            self.model.stop_training = verbs.agree_any(self.model.stop_training)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.stop_training = verbs.agree_any(self.model.stop_training)
+
+
+class DistributedCallback(keras.callbacks.Callback):
+    """Base of the callbacks: prepares the model once, whichever of them is given."""
+
+    # Position in the list: callbacks that change what the others see go before them.
+    _first = False
+
+    def set_model(self, model: Any) -> None:
+        super().set_model(model)
+        if world.current().size == 1:
+            return
+        owner = _list_that_calls()
+        if owner is not None:
+            self._take_place(owner.callbacks)
+        if getattr(model, "optimizer", None) is not None:
+            prepare(model)
+
+    def _take_place(self, siblings: list[Any]) -> None:
+        if self._first and siblings[0] is not self:
+            siblings.remove(self)
+            siblings.insert(0, self)
+        # Keras appends its own (history, progress bar) before it sets the model.
+        if not any(isinstance(callback, _StopTogether) for callback in siblings):
+            siblings.append(_StopTogether(siblings))
+
+
+def _list_that_calls() -> Any:
+    """The ``CallbackList`` whose ``set_model`` is running, or None when called by hand.
+
+    A callback is told of its model and parameters, but not of its siblings; the call stack is
+    the only way from one to the other.
+    """
+    frame = inspect.currentframe()
+    for _ in range(6):
+        if frame is None:
+            return None
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, keras.callbacks.CallbackList):
+            return owner
+        frame = frame.f_back
+    return None
+
+
+def prepare(model: Any) -> None:
+    """Make a compiled model fit for several ranks, or raise when it cannot be."""
+    lifted = lift_loss_scaling(keras, model.optimizer)
+    if lifted is not model.optimizer:
+        model.optimizer = lifted
+        _forget_compiled(model)
+    if sharing_of(model.optimizer) is None:
+        _refuse_plain_optimizer(model)
+    if keras.backend.backend() == "tensorflow" and model.jit_compile:
+        # XLA has no kernel for Horovod's collectives; the rest of the step compiles with TF.
+        if verbs.rank() == 0:
+            logger.warning(
+                "jit_compile is switched off for this model's steps: they hold collectives, "
+                "which XLA cannot compile; they run as TensorFlow graphs"
+            )
+        model.jit_compile = False
+        _forget_compiled(model)
+
+
+def _forget_compiled(model: Any) -> None:
+    model.train_function = None
+    model.test_function = None
+    model.predict_function = None
+
+
+def _refuse_plain_optimizer(model: Any) -> None:
+    message = (
+        f"rank {verbs.rank()} of {verbs.size()}: the model's optimizer is a plain "
+        f"{type(model.optimizer).__name__}, so each rank would train alone. Compile with "
+        "hvd.distribute(optimizer) or hvd.DistributedOptimizer(optimizer); after loading a saved "
+        "model use hvd.load_model(path), or compile it again"
+    )
+    own_step = getattr(type(model), "train_step", None) is not keras.Model.train_step
+    if own_step:
+        # A train_step of the user's own may reduce gradients itself, with a distributed tape.
+        logger.debug("%s", message)
+        return
+    raise HvdsyncError(message)

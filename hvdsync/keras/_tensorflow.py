@@ -1,0 +1,117 @@
+"""What ``hvdsync.keras`` needs of its TensorFlow backend: tensors, collectives, reducers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from horovod.common.exceptions import HorovodInternalError
+
+from hvdsync.comm import horovod as _horovod
+from hvdsync.comm import world
+from hvdsync.sync.accumulation import GraphAccumulation
+from hvdsync.sync.compression import make_compression
+from hvdsync.sync.tensorflow_reducer import GraphReducer, variable_of
+
+hvd = _horovod.load("tensorflow")
+
+Compression = make_compression(tf.cast, lambda tensor: tf.as_dtype(tensor.dtype).is_floating)
+
+
+def to_tensor(value: Any, name: str | None = None) -> Any:
+    """A tensor with this value; Keras variables and NumPy arrays too."""
+    value = variable_of(value)
+    return value if tf.is_tensor(value) else tf.convert_to_tensor(value)
+
+
+def wire_tensor(array: np.ndarray) -> Any:
+    """A tensor of a message between ranks, on the host."""
+    with tf.device("CPU:0"):
+        return tf.constant(array)
+
+
+def wire_array(tensor: Any) -> np.ndarray:
+    """The message in such a tensor."""
+    return tensor.numpy()
+
+
+def make_reducer(
+    name: str,
+    *,
+    compression: Any,
+    op: Any,
+    gradient_predivide_factor: float,
+    process_set: Any,
+    sparse_as_dense: bool,
+    groups: Any,
+) -> Any:
+    """The reducer of one optimizer's gradients."""
+    return GraphReducer(
+        tf,
+        hvd,
+        name,
+        compression=compression,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        process_set=process_set,
+        sparse_as_dense=sparse_as_dense,
+        groups=groups,
+    )
+
+
+def make_accumulation(passes: int, average: bool) -> Any:
+    """Gradients added up over backward passes."""
+    return GraphAccumulation(tf, passes, average)
+
+
+def allreduce(
+    value: Any, name: str | None, op: Any, prescale: float, postscale: float, compression: Any
+) -> Any:
+    """Element-wise reduction over ranks."""
+    tensor = to_tensor(value)
+    if not (world.is_active() or hvd.is_initialized()):
+        return tensor * tf.cast(prescale * postscale, tensor.dtype)
+    wire, ctx = compression.compress(tensor)
+    narrow = wire.dtype == tf.bfloat16  # which Horovod does not know
+    reduced = hvd.allreduce(
+        tf.cast(wire, tf.float32) if narrow else wire,
+        op=op,
+        prescale_factor=prescale,
+        postscale_factor=postscale,
+        name=name,
+    )
+    return compression.decompress(tf.cast(reduced, wire.dtype), ctx)
+
+
+def allgather(value: Any, name: str | None) -> Any:
+    """Concatenation over ranks along axis 0."""
+    tensor = to_tensor(value)
+    return hvd.allgather(tensor, name=name) if hvd.is_initialized() else tensor
+
+
+def broadcast(value: Any, root_rank: int, name: str | None) -> Any:
+    """The value of rank ``root_rank``."""
+    tensor = to_tensor(value)
+    return hvd.broadcast(tensor, root_rank, name=name) if hvd.is_initialized() else tensor
+
+
+def reducescatter(value: Any, name: str | None, op: Any) -> Any:
+    """Reduction over ranks, of which each gets its part of axis 0."""
+    tensor = to_tensor(value)
+    return hvd.reducescatter(tensor, op=op, name=name) if hvd.is_initialized() else tensor
+
+
+def eagerly(function: Any, *args: Any) -> Any:
+    """Run a function at once, also while a graph is being traced."""
+    with tf.init_scope():
+        return function(*args)
+
+
+def as_lost_rank(error: BaseException) -> HorovodInternalError | None:
+    """The error that elastic training recovers from, if this one says that a rank was lost."""
+    if isinstance(error, tf.errors.UnknownError | tf.errors.AbortedError) and any(
+        mark in error.message for mark in ("Horovod", "horovod", ".bucket", "hvdsync.")
+    ):
+        return HorovodInternalError(error)
+    return None

@@ -1,0 +1,189 @@
+"""What ``hvdsync.keras`` needs of its PyTorch backend: tensors, collectives, reducers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from horovod.common.exceptions import HorovodInternalError
+
+from hvdsync.comm import horovod as _horovod
+from hvdsync.comm import world
+from hvdsync.sync.accumulation import ListAccumulation
+from hvdsync.sync.compression import make_compression
+from hvdsync.sync.torch_reducer import ListReducer, Wire
+
+hvd = _horovod.load("torch")
+
+
+def _cast(tensor: torch.Tensor, dtype: Any) -> torch.Tensor:
+    return tensor.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+
+
+Compression = make_compression(_cast, torch.is_floating_point)
+
+
+def to_tensor(value: Any, name: str | None = None) -> torch.Tensor:
+    """A detached tensor with this value; Keras variables and NumPy arrays too."""
+    value = getattr(value, "_value", value)
+    if torch.is_tensor(value):
+        return value.detach()
+    return torch.from_numpy(np.array(value))
+
+
+def wire_tensor(array: np.ndarray) -> torch.Tensor:
+    """A tensor of a message between ranks, on the host."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def wire_array(tensor: torch.Tensor) -> np.ndarray:
+    """The message in such a tensor."""
+    return tensor.numpy()
+
+
+class _TorchReducer:
+    """Gradients of one optimizer; see ``hvdsync.sync.keras_optimizer.Reducer``."""
+
+    def __init__(self, wire: Wire, sparse_as_dense: bool, groups: Any) -> None:
+        self._wire = wire
+        self._reducers: dict[tuple[bool, ...], ListReducer] = {}
+        # Compiled steps leave the graph for the reduction and come back.
+        self._exchange = torch.compiler.disable(self._exchange_now)
+
+    @property
+    def active(self) -> bool:
+        """Whether more than one rank takes part, this one among them."""
+        if not world.is_active():
+            world.current()  # raises when a launcher started several ranks
+            return False
+        process_set = self._wire.process_set
+        return bool(process_set.included()) and process_set.size() > 1
+
+    @property
+    def waited_seconds(self) -> float:
+        """Seconds of communication that no computation hid."""
+        return self._wire.waited_seconds
+
+    def key(self, variable: Any) -> Hashable:
+        """Identity of a variable."""
+        return id(variable)
+
+    def check_compiled(self, optimizer: Any) -> None:
+        """Nothing: the reduction leaves what ``torch.compile`` compiles."""
+
+    def reduce(
+        self,
+        gradients: Sequence[Any],
+        sources: Sequence[Any],
+        *,
+        local: Collection[Hashable] = (),
+        scale_local: bool = True,
+    ) -> list[Any]:
+        """Gradients reduced over ranks, in the given order; those in ``local`` stay this rank's."""
+        if not self.active:
+            return list(gradients)
+        return self._exchange(gradients, sources, local, scale_local)
+
+    def _exchange_now(
+        self,
+        gradients: Sequence[Any],
+        sources: Sequence[Any],
+        local: Collection[Hashable],
+        scale_local: bool,
+    ) -> list[Any]:
+        result = [_strided(gradient) for gradient in gradients]
+        is_local = tuple(self.key(source) in local for source in sources)
+        shared = [i for i, alone in enumerate(is_local) if not alone]
+        reducer = self._reducers.setdefault(is_local, ListReducer(self._wire))
+        reduced = reducer.reduce(
+            [result[i] for i in shared], [to_tensor(sources[i]) for i in shared]
+        )
+        for i, gradient in zip(shared, reduced, strict=True):
+            result[i] = gradient
+        if scale_local:
+            ranks = self._wire.process_set.size()
+            for i, alone in enumerate(is_local):
+                if alone and result[i] is not None:
+                    result[i] = result[i] / ranks
+        return result
+
+
+def _strided(gradient: Any) -> Any:
+    return gradient.to_dense() if gradient is not None and gradient.is_sparse else gradient
+
+
+def make_reducer(
+    name: str,
+    *,
+    compression: Any,
+    op: Any,
+    gradient_predivide_factor: float,
+    process_set: Any,
+    sparse_as_dense: bool,
+    groups: Any,
+) -> Any:
+    """The reducer of one optimizer's gradients."""
+    wire = Wire(
+        torch,
+        hvd,
+        name,
+        compression=compression,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        process_set=process_set,
+    )
+    return _TorchReducer(wire, sparse_as_dense, groups)
+
+
+def make_accumulation(passes: int, average: bool) -> Any:
+    """Gradients added up over backward passes."""
+    return ListAccumulation(passes, average)
+
+
+def allreduce(
+    value: Any, name: str | None, op: Any, prescale: float, postscale: float, compression: Any
+) -> torch.Tensor:
+    """Element-wise reduction over ranks."""
+    tensor = to_tensor(value)
+    if not hvd.is_initialized():
+        return tensor * (prescale * postscale)
+    wire, ctx = compression.compress(tensor)
+    narrow = wire.dtype is torch.bfloat16  # which Horovod does not know
+    reduced = hvd.allreduce(
+        wire.float() if narrow else wire,
+        op=op,
+        prescale_factor=prescale,
+        postscale_factor=postscale,
+        name=name,
+    )
+    return compression.decompress(reduced.to(wire.dtype), ctx)
+
+
+def allgather(value: Any, name: str | None) -> torch.Tensor:
+    """Concatenation over ranks along axis 0."""
+    tensor = to_tensor(value)
+    return hvd.allgather(tensor, name=name) if hvd.is_initialized() else tensor
+
+
+def broadcast(value: Any, root_rank: int, name: str | None) -> torch.Tensor:
+    """The value of rank ``root_rank``."""
+    tensor = to_tensor(value)
+    return hvd.broadcast(tensor, root_rank, name=name) if hvd.is_initialized() else tensor
+
+
+def reducescatter(value: Any, name: str | None, op: Any) -> torch.Tensor:
+    """Reduction over ranks, of which each gets its part of axis 0."""
+    tensor = to_tensor(value)
+    return hvd.reducescatter(tensor, op=op, name=name) if hvd.is_initialized() else tensor
+
+
+def eagerly(function: Any, *args: Any) -> Any:
+    """Run a function at once."""
+    return function(*args)
+
+
+def as_lost_rank(error: BaseException) -> HorovodInternalError | None:
+    """None: PyTorch's collectives raise the error that elastic training recovers from."""
+    return None

@@ -1,0 +1,206 @@
+"""The distributed optimizer of Keras, for ``model.compile``: a Keras optimizer in, the same out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from hvdsync.comm import world
+from hvdsync.keras._backend import backend
+from hvdsync.sync.keras_optimizer import Sharing, distribute_optimizer, with_loss_scaling
+from hvdsync.sync.variables import broadcast_through_host
+
+hvd = backend.hvd
+Compression = backend.Compression
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: Any = hvd.Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: Any = hvd.global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """The optimizer, with gradients reduced over ranks before they are applied (Horovod's).
+
+    Arguments:
+        optimizer: a ``keras.optimizers.Optimizer``, built or not. The result shares its state and
+            hyper-parameters and saves as its class, so that files load with Keras alone.
+        name: part of the collectives' names; by default "Distributed" and the optimizer's class.
+        device_dense, device_sparse: accepted for compatibility.
+        compression: what travels: ``Compression.none`` or ``.fp16``.
+        sparse_as_dense: send sparse gradients densely instead of gathering their rows.
+        gradient_predivide_factor: gradients are divided by it before the sum and multiplied after.
+        op: ``Average`` or ``Sum``.
+        backward_passes_per_step: gradients of so many batches are added up before they are reduced
+            and applied; ``average_aggregated_gradients`` divides the sum by their number.
+        num_groups, groups: a number of groups, or lists of variables that travel together.
+        process_set: ranks among which gradients are reduced.
+        scale_local_gradients: divide gradients of local variables by the number of ranks.
+
+    Clipping, gradient accumulation, moving averages and loss scaling of the optimizer work on
+    reduced gradients. With one rank it is bit for bit the plain optimizer. Raises ``ValueError``
+    for options that do not go together.
+    """
+    if op not in (hvd.Average, hvd.Sum):
+        raise ValueError("op currently only supports Average and Sum")
+    return _wrap(
+        optimizer,
+        name,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        op,
+        backward_passes_per_step,
+        average_aggregated_gradients,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
+
+
+def PartialDistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: Any = hvd.Average,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: Any = hvd.global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """A :func:`DistributedOptimizer` that leaves the weights of ``local_layers`` to each rank.
+
+    ``local_layers`` is a ``keras.layers.Layer`` or several, built already. Stands for Horovod's of
+    the same name.
+    """
+    layers = [] if local_layers is None else local_layers
+    layers = [layers] if isinstance(layers, keras.layers.Layer) else list(layers)
+    if not all(isinstance(layer, keras.layers.Layer) for layer in layers):
+        raise ValueError("All local layers must be of keras.layers.Layer type.")
+    distributed = DistributedOptimizer(
+        optimizer,
+        name=name,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    for layer in layers:
+        for weight in layer.trainable_weights:
+            distributed.register_local_var(weight)
+    return distributed
+
+
+def distribute(
+    optimizer: Any,
+    *,
+    engine: str = "horovod",
+    update: Any = None,
+    compression: Any = Compression.none,
+    **options: Any,
+) -> Any:
+    """Make an optimizer data-parallel: ``model.compile(optimizer=hvd.distribute(optimizer))``.
+
+    Gradients are averaged over ranks before they are applied. When the optimizer is built, which
+    ``fit`` does before the first batch, the trainable variables and the optimizer's state of rank
+    0 are given to every rank; ``callbacks.BroadcastGlobalVariablesCallback`` adds the model's
+    other variables. With one process the optimizer behaves bit for bit as before.
+
+    Arguments:
+        optimizer: a ``keras.optimizers.Optimizer``.
+        engine: ``"horovod"``.
+        update: None, for synchronous gradient averaging.
+        compression: ``Compression.none`` or ``.fp16``.
+        options: further keyword arguments of :func:`DistributedOptimizer`.
+
+    Raises ``ValueError`` for an engine or update rule that does not exist.
+    """
+    if engine != "horovod":
+        raise ValueError(f"distribute: engine is {engine!r}; expected 'horovod'")
+    if update is not None:
+        raise ValueError(f"distribute: update is {update!r}; expected None (synchronous)")
+    distributed = DistributedOptimizer(optimizer, compression=compression, **options)
+    distributed._sharing.when_built = _broadcast_from_rank_zero
+    if distributed.built:
+        _broadcast_from_rank_zero(distributed, distributed._trainable_variables)
+    return distributed
+
+
+def _broadcast_from_rank_zero(optimizer: Any, variables: Sequence[Any]) -> None:
+    if world.current().size == 1:
+        return
+    shared = [v for v in variables if optimizer._sharing.reducer.key(v) not in local(optimizer)]
+    backend.eagerly(broadcast_through_host, [*shared, *optimizer.variables], 0)
+
+
+def local(optimizer: Any) -> set[Any]:
+    """Keys of the variables that stay each rank's own."""
+    return optimizer._sharing.local
+
+
+def _wrap(
+    optimizer: Any,
+    name: str | None,
+    compression: Any,
+    sparse_as_dense: bool,
+    gradient_predivide_factor: float,
+    op: Any,
+    backward_passes_per_step: int,
+    average_aggregated_gradients: bool,
+    num_groups: int,
+    groups: Any,
+    process_set: Any,
+    scale_local_gradients: bool,
+) -> Any:
+    if gradient_predivide_factor != 1.0 and op != hvd.Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if num_groups != 0:
+        warnings.warn(
+            "Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=3
+        )
+        groups = num_groups if groups is None else groups
+    if isinstance(groups, int) and groups <= 0:
+        raise ValueError(
+            f"groups is {groups!r}; expected a positive integer or a list of lists of variables"
+        )
+    if backward_passes_per_step < 1:
+        raise ValueError(
+            f"backward_passes_per_step is {backward_passes_per_step}; expected 1 or more"
+        )
+    reducer = backend.make_reducer(
+        name or f"Distributed{optimizer.__class__.__name__}",
+        compression=compression,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        process_set=process_set,
+        sparse_as_dense=sparse_as_dense,
+        groups=groups,
+    )
+    accumulation = None
+    if backward_passes_per_step > 1:
+        accumulation = backend.make_accumulation(
+            backward_passes_per_step, average_aggregated_gradients
+        )
+    sharing = Sharing(reducer, accumulation, scale_local_gradients)
+    return distribute_optimizer(keras, with_loss_scaling(keras, optimizer), sharing)

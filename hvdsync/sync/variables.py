@@ -1,0 +1,91 @@
+"""Variables through this process's memory: compared, broadcast, remembered and put back.
+
+Written once for Keras on both backends; anything with ``shape``, ``dtype`` and ``assign`` goes in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from hvdsync.comm import trees, verbs, world
+from hvdsync.errors import RankMismatch
+from hvdsync.sync.tensorflow_reducer import name_of
+
+
+def as_array(variable: Any) -> np.ndarray:
+    """A copy of a variable's or tensor's value, of Keras on any backend or of TensorFlow."""
+    # Asked directly: through np.array NumPy 2 warns of the keyword `copy` that Keras lacks.
+    return np.array(variable.__array__(), copy=True, order="C")
+
+
+def broadcast_through_host(variables: Sequence[Any], root_rank: int) -> None:
+    """Give every rank the values of ``root_rank``, bit by bit; the root's own are not written to.
+
+    On the wire: shapes and dtypes pickled, then the variables' bytes in chunks of 64 MiB. Raises
+    :class:`RankMismatch` on every rank when shapes or dtypes differ.
+    """
+    comm = world.current()
+    if comm.size == 1 or not variables:
+        return
+    refuse_different(variables)
+    arrays = [as_array(variable) for variable in variables]
+    raw = [array.reshape(-1).view(np.uint8) for array in arrays]
+    trees.broadcast_buffers(raw, root_rank, "hvdsync.broadcast_variables")
+    if comm.rank != root_rank:
+        for variable, array in zip(variables, arrays, strict=True):
+            variable.assign(array)
+
+
+def refuse_different(variables: Sequence[Any], process_set: Any = None) -> None:
+    """Raise :class:`RankMismatch` on every rank unless shapes and dtypes are equal on all."""
+    mine = [(tuple(v.shape), _dtype_name(v)) for v in variables]
+    everyone = verbs.allgather_object(mine, "hvdsync.variables.kinds", process_set)
+    if all(other == mine for other in everyone):
+        return
+    names = verbs.allgather_object(
+        [name_of(v) for v in variables], "hvdsync.variables.names", process_set
+    )
+    raise RankMismatch(
+        f"rank {verbs.rank()}: found different variables on different ranks "
+        f"({_first_difference(everyone, names)}); expected the same model on every rank: build "
+        "it alike everywhere before its variables are broadcast"
+    )
+
+
+def _dtype_name(variable: Any) -> str:
+    return str(getattr(variable.dtype, "name", variable.dtype))
+
+
+def _first_difference(everyone: list[list[Any]], names: list[list[str]]) -> str:
+    counts = [len(one) for one in everyone]
+    if len(set(counts)) > 1:
+        return f"numbers of variables by rank: {counts}"
+    for i, found in enumerate(zip(*everyone, strict=True)):
+        if len(set(found)) > 1:
+            seen = (f"rank {r}: {names[r][i]} {shape} {d}" for r, (shape, d) in enumerate(found))
+            return "; ".join(seen)
+    return "in their order"
+
+
+class VariablesMemory:
+    """Remembers the values of the variables that ``listed()`` gives, in that order.
+
+    What an elastic state commits and restores.
+    """
+
+    def __init__(self, listed: Callable[[], Sequence[Any]]) -> None:
+        self._listed = listed
+        self._values: list[np.ndarray] = []
+        self.save()
+
+    def save(self) -> None:
+        """Copy the current values."""
+        self._values = [as_array(variable) for variable in self._listed()]
+
+    def restore(self) -> None:
+        """Put the copied values back; variables that appeared since keep theirs."""
+        for variable, value in zip(self._listed(), self._values, strict=False):
+            variable.assign(value)
