@@ -189,7 +189,7 @@ def _publish(wheel: Path, folder: Path) -> None:
     with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as part:
         partial = Path(part.name)
     try:
-        shutil.copyfile(wheel, partial)
+        shutil.copy(wheel, partial)
         os.replace(partial, folder / wheel.name)
     finally:
         partial.unlink(missing_ok=True)

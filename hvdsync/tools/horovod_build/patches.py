@@ -126,10 +126,20 @@ ALWAYS = (
     ),
     Replacement(
         "horovod/runner/mpi_run.py",
+        "_OMPI_FLAGS = ['-mca pml ob1', '-mca btl ^openib']\n",
+        "_OMPI_FLAGS = ['--mca pml ob1', '--mca btl ^openib']\n"
+        "if 'OMPI_MCA_mpi_yield_when_idle' not in os.environ:\n"
+        "    _OMPI_FLAGS.append('--mca mpi_yield_when_idle 1')\n",
+        why="Open MPI 5 reads long options with two dashes only, Open MPI 4 reads both; and a rank "
+        "that waits must leave its core to the others: with more ranks than cores an all-reduce "
+        "takes 30 times as long when it does not",
+    ),
+    Replacement(
+        "horovod/runner/mpi_run.py",
         "'-mca ",
         "'--mca ",
         why="Open MPI 5 reads long options with two dashes only; Open MPI 4 reads both",
-        count=6,
+        count=4,
     ),
     Replacement(
         "horovod/runner/mpi_run.py",

@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Runs every suite in turn and stops at the first that fails; needs what scripts/setup.sh test made.
+#
+#   scripts/test.sh                 all suites
+#   scripts/test.sh unit torch-mpi  these only (names as printed)
+#
+# PYTEST_ARGS='-k broadcast -x'     more arguments for every pytest
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export PATH=$PWD/.venv/bin:$PATH
+asked=("$@")
+known=()
+read -ra pytest_args <<< "${PYTEST_ARGS:-}"
+
+# Several ranks share the cores of a small machine: one thread each, and Open MPI must be told that
+# this is meant. It also asks whether root, as in a container, is meant.
+export OMP_NUM_THREADS=1 TF_CPP_MIN_LOG_LEVEL=3
+export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
+if [[ $(id -u) == 0 ]]; then
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+fi
+
+suite() { # NAME COMMAND...
+    local name=$1 start=$SECONDS
+    shift
+    known+=("$name")
+    if ((${#asked[@]})) && [[ " ${asked[*]} " != *" $name "* ]]; then return; fi
+    echo
+    echo "== $name: $*"
+    if ! "$@"; then
+        echo "== $name FAILED after $((SECONDS - start)) s. Again, alone: scripts/test.sh $name" >&2
+        exit 1
+    fi
+    echo "== $name passed in $((SECONDS - start)) s"
+}
+
+ranks() { # HOROVODRUN_ARGUMENTS... -- PYTEST_ARGUMENTS...
+    # Rank 0's lines look as they do without a launcher; the others' keep their prefix.
+    local launcher=()
+    while [[ $1 != -- ]]; do launcher+=("$1"); shift; done
+    shift
+    horovodrun "${launcher[@]}" scripts/pytest_rank.sh "$@" "${pytest_args[@]}" 2>&1 |
+        sed -uE 's/^\[0\]<std(out|err)>://; s/^\[1,0\]<std(out|err)>: ?//'
+}
+
+one() { python -m pytest -q "$@" "${pytest_args[@]}"; }
+
+suite unit one tests/unit
+suite torch ranks --gloo -np 2 -- tests/parallel/torch
+suite torch-4 ranks --gloo -np 4 -- tests/parallel/torch
+if command -v mpirun >/dev/null && horovodrun --check-build | grep -q '\[X\] MPI'; then
+    suite torch-mpi ranks --mpi -np 2 -- tests/parallel/torch
+else
+    echo "== torch-mpi left out: Horovod was built without MPI, or there is no mpirun"
+fi
+suite tensorflow ranks --gloo -np 2 -- tests/parallel/tensorflow
+KERAS_BACKEND=tensorflow suite keras-tensorflow ranks --gloo -np 2 -- tests/parallel/keras
+KERAS_BACKEND=torch suite keras-torch ranks --gloo -np 2 -- tests/parallel/keras
+suite integration one tests/integration
+
+for name in "${asked[@]}"; do
+    if [[ " ${known[*]} " != *" $name "* ]]; then
+        echo "no suite is named $name; there are: ${known[*]}" >&2
+        exit 2
+    fi
+done
