@@ -1,0 +1,154 @@
+"""From arguments to a finished run: what has to be settled before a framework is imported.
+
+In: argv and the launcher's environment. Out: exit code 0; 1 with one message; 2 for wrong options.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import io
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NoReturn
+
+import rich_click as click
+
+from hvdsync.comm.launch import LaunchInfo, detect
+from hvdsync.errors import HvdsyncError
+from hvdsync.train import threads
+from hvdsync.train.agreement import AgreedError
+from hvdsync.train.config import TrainConfig
+from hvdsync.train.options import explain, make_command
+
+if TYPE_CHECKING:
+    from hvdsync.train.listener import Listener
+
+_ALONE = LaunchInfo("none", rank=0, size=1, local_rank=0, local_size=1)
+_GRACE_SECONDS = 2.0
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    """Run the command line and end the process; ``argv`` defaults to the process's own."""
+    launch = detect() or _ALONE
+    config = parse(argv, launch)
+    try:
+        train(config, launch)
+    except AgreedError as error:
+        _stop(f"Error: {error}", 1, tell=launch.rank == 0)
+    except HvdsyncError as error:
+        _stop(f"Error: {error}", 1)
+    except KeyboardInterrupt:
+        _stop("Stopped.", 130, tell=launch.rank == 0)
+    sys.exit(0)
+
+
+def parse(argv: list[str] | None, launch: LaunchInfo) -> TrainConfig:
+    """The run that the arguments ask for.
+
+    Ends the process for ``--help`` (code 0) and for wrong arguments (code 2, one sentence); rank 0
+    alone says so.
+    """
+    command = make_command()
+    silence = contextlib.nullcontext() if launch.rank == 0 else _silence()
+    try:
+        with silence:
+            result = command.main(argv, "python -m hvdsync.train", standalone_mode=False)
+    except click.ClickException as error:
+        _stop(f"Error: {explain(error)}", 2, tell=launch.rank == 0)
+    except click.Abort:
+        _stop("Stopped.", 130, tell=launch.rank == 0)
+    if not isinstance(result, TrainConfig):
+        sys.exit(result)
+    return result
+
+
+def train(config: TrainConfig, launch: LaunchInfo) -> None:
+    """Load data and framework, and train; collective from ``init`` on."""
+    threads.cap(os.environ, threads.share_of_cores(*threads.available_cores(), launch.local_size))
+    _quieten(launch.rank)
+    # Whatever every rank of a node finds wrong alike is told by the first of them.
+    with _told_once_per_node(launch):
+        worker_module = _find_worker(config.framework)
+        from hvdsync.data.datasets import load
+        from hvdsync.train.models import make_network
+
+        dataset = load(config.dataset, progress=launch.rank == 0, seed=config.seed)
+        network = make_network(config.model, dataset.image_shape, dataset.classes)
+        module = importlib.import_module(worker_module)
+        module.init()
+
+    from hvdsync.train.agreement import together
+    from hvdsync.train.loop import Loop
+    from hvdsync.train.runs import choose_directory
+    from hvdsync.train.worker import Job
+
+    directory = choose_directory(config)
+    job = Job(config, network, dataset)
+    worker = together(lambda: module.worker(job))
+    listener = together(lambda: _make_listener(config, launch.rank))
+    Loop(job, worker, directory, listener).run()
+
+
+def _find_worker(framework: str) -> str:
+    if importlib.util.find_spec(framework) is None:
+        raise HvdsyncError(
+            f"--framework {framework}: {framework} is not installed here; install it with "
+            f"`pip install 'hvdsync[{framework}]'`, or give another --framework"
+        )
+    if framework == "tensorflow":
+        # Its models are Keras models, which must compute with TensorFlow whatever else is set.
+        os.environ["KERAS_BACKEND"] = "tensorflow"
+    return f"hvdsync.train.{framework}_worker"
+
+
+def _make_listener(config: TrainConfig, rank: int) -> Listener:
+    from hvdsync.train.listener import Everyone
+
+    if rank != 0:
+        return Everyone()
+    from hvdsync.train.progress import make_display
+
+    display = make_display()
+    if config.log_dir is None:
+        return display
+    from hvdsync.train.events import EventLog
+
+    return Everyone(display, EventLog(config.log_dir))
+
+
+def _quieten(rank: int) -> None:
+    """Rank 0 reports; the others only what goes wrong."""
+    logging.basicConfig(level=logging.WARNING if rank == 0 else logging.ERROR, format="%(message)s")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2" if rank == 0 else "3")
+
+
+@contextlib.contextmanager
+def _told_once_per_node(launch: LaunchInfo) -> Iterator[None]:
+    try:
+        yield
+    except HvdsyncError as error:
+        _stop(f"Error: {error}", 1, tell=launch.local_rank == 0)
+
+
+def _silence() -> contextlib.AbstractContextManager[object]:
+    return contextlib.redirect_stdout(io.StringIO())
+
+
+def _stop(message: str, code: int, *, tell: bool = True) -> NoReturn:
+    if tell:
+        click.echo(message, err=True)
+    else:
+        _let_another_speak(code)
+    sys.exit(code)
+
+
+def _let_another_speak(code: int) -> None:
+    # A launcher ends all ranks as soon as one has failed: the one with the message goes first.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
+    time.sleep(_GRACE_SECONDS)

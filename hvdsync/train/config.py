@@ -1,0 +1,125 @@
+"""Everything that can be chosen about a training run: names, types, defaults, limits and help.
+
+The command line, the configuration file and the run all read this one dataclass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+MODEL, OPTIMIZER, WORKERS, OUTPUT = "Model and data", "Optimizer", "Workers", "Output"
+
+
+def about(
+    help: str,
+    group: str,
+    *,
+    minimum: float | None = None,
+    above: float | None = None,
+    metavar: str | None = None,
+    shown_default: str | None = None,
+) -> dict[str, Any]:
+    """What the option of a field and its help need.
+
+    ``minimum`` is the least value, ``above`` one that the value must exceed. ``shown_default`` is
+    what the help says in place of the default.
+    """
+    return {
+        "help": help,
+        "group": group,
+        "minimum": minimum,
+        "above": above,
+        "metavar": metavar,
+        "shown_default": shown_default,
+    }
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training run. Field ``scale_lr`` is option ``--scale-lr``, and key ``scale-lr`` of a
+    configuration file."""
+
+    framework: Literal["torch", "tensorflow", "keras"] = field(
+        default="torch",
+        metadata=about("Who computes. Keras uses its own choice of backend.", MODEL),
+    )
+    model: Literal["linear", "mlp", "cnn"] = field(
+        default="cnn", metadata=about("The network.", MODEL)
+    )
+    dataset: str = field(
+        default="mnist",
+        metadata=about(
+            "[b]mnist[/], [b]synthetic[/], or the path of an .npz file or folder with x_train, "
+            "y_train, x_test and y_test.",
+            MODEL,
+            metavar="NAME|PATH",
+        ),
+    )
+    epochs: int = field(
+        default=3, metadata=about("How often the training set is read.", MODEL, minimum=1)
+    )
+    batch_size: int = field(
+        default=64, metadata=about("Samples per worker and backward pass.", MODEL, minimum=1)
+    )
+    seed: int = field(
+        default=0,
+        metadata=about("Decides the initial weights and the order of samples.", MODEL, minimum=0),
+    )
+
+    optimizer: Literal["sgd", "momentum", "adam", "adamw"] = field(
+        default="adam", metadata=about("The rule that updates weights.", OPTIMIZER)
+    )
+    lr: float = field(
+        default=0.001, metadata=about("Learning rate for one worker.", OPTIMIZER, above=0)
+    )
+    scale_lr: Literal["linear", "sqrt", "none"] = field(
+        default="sqrt", metadata=about("How the rate grows with the number of workers.", OPTIMIZER)
+    )
+    warmup_epochs: float = field(
+        default=0.5,
+        metadata=about(
+            "Epochs in which it grows from the rate of one worker.", OPTIMIZER, minimum=0
+        ),
+    )
+    accumulate: int = field(
+        default=1,
+        metadata=about(
+            "Backward passes per update; gradients travel at the last.", OPTIMIZER, minimum=1
+        ),
+    )
+
+    device: Literal["auto", "cpu", "cuda"] = field(
+        default="auto",
+        metadata=about("Where to compute; each worker takes the GPU of its local rank.", WORKERS),
+    )
+    compression: Literal["none", "fp16"] = field(
+        default="none", metadata=about("What gradients become while they travel.", WORKERS)
+    )
+
+    checkpoint_dir: Path | None = field(
+        default=None,
+        metadata=about(
+            "Where each epoch leaves a checkpoint.",
+            OUTPUT,
+            metavar="DIR",
+            shown_default="a new folder below runs/",
+        ),
+    )
+    resume: bool = field(
+        default=False,
+        metadata=about(
+            "Go on from the newest checkpoint of that folder, or of the newest one below runs/.",
+            OUTPUT,
+        ),
+    )
+    log_dir: Path | None = field(
+        default=None,
+        metadata=about(
+            "Where to write TensorBoard events, and events.jsonl with one line per event.",
+            OUTPUT,
+            metavar="DIR",
+            shown_default="none",
+        ),
+    )

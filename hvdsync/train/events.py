@@ -1,0 +1,79 @@
+"""A run on disk: what a listener hears in, TensorBoard events and one JSON line per event out."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hvdsync.train.listener import EpochResult, Listener, RunFacts, Standing, Summary
+
+FILE = "events.jsonl"
+# Reading the loss costs a GPU a pause, and a curve needs no more points.
+_EVERY_STEPS = 20
+
+
+class EventLog(Listener):
+    """Writes ``events.jsonl`` and TensorBoard's files into ``directory``.
+
+    Each line is an object with ``event`` ("run", "step", "epoch" or "end"), ``time`` (seconds since
+    1970) and the numbers. A resumed run appends. Steps are every 20th, with rank 0's means of the
+    epoch so far; epochs have the means over all ranks.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        # Slow to import, and few runs log.
+        from tensorboardX import SummaryWriter
+
+        directory.mkdir(parents=True, exist_ok=True)
+        self._lines = (directory / FILE).open("a", buffering=1)
+        self._board = SummaryWriter(str(directory))
+        self._written = 0
+        self._epoch = 0
+
+    def run_begins(self, facts: RunFacts) -> None:
+        values = asdict(facts)
+        config = values.pop("config")
+        self._write("run", **values, **config)
+        self._written = facts.resumed_from or 0
+
+    def epoch_begins(self, epoch: int, samples: int) -> None:
+        self._epoch = epoch
+
+    def advanced(self, standing: Standing) -> None:
+        if standing.step < self._written + _EVERY_STEPS:
+            return
+        self._written = standing.step
+        tally = standing.tally()
+        count = max(tally.samples, 1)
+        scalars = {
+            "loss": tally.loss / count,
+            "accuracy": tally.right / count,
+            "learning_rate": standing.learning_rate,
+            "images_per_second": standing.samples / standing.seconds,
+        }
+        self._write("step", epoch=self._epoch, step=standing.step, **scalars)
+        self._draw("step", scalars, standing.step)
+
+    def epoch_ended(self, result: EpochResult) -> None:
+        values = asdict(result)
+        self._write("epoch", **values)
+        scalars = {k: v for k, v in values.items() if isinstance(v, float)}
+        self._draw("epoch", scalars, result.step)
+
+    def run_ended(self, summary: Summary) -> None:
+        self._write("end", **asdict(summary))
+
+    def close(self) -> None:
+        self._lines.close()
+        self._board.close()
+
+    def _write(self, event: str, **values: Any) -> None:
+        line = {"event": event, "time": time.time(), **values}
+        self._lines.write(json.dumps(line, default=str) + "\n")
+
+    def _draw(self, family: str, scalars: dict[str, float], step: int) -> None:
+        for name, value in scalars.items():
+            self._board.add_scalar(f"{family}/{name}", value, step)

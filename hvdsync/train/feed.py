@@ -1,0 +1,85 @@
+"""Who trains on what: a data set and a sampler in, the batches of each epoch out.
+
+All frameworks get the same NumPy batches, in the same order, with a weight for each sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hvdsync.comm import verbs
+from hvdsync.data.arrays import Array, Dataset
+from hvdsync.data.order import share_size
+from hvdsync.data.sampler import DistributedSampler
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One backward pass of one rank: float32 (B, H, W, C), int64 (B,), float32 (B,).
+
+    ``sum(weights * losses)``, averaged over ranks and over the passes of a step, is the mean loss
+    of all samples of the step. A weight of 0 marks a sample that stands in where a rank has none.
+    """
+
+    images: Array
+    labels: Array
+    weights: Array
+
+
+class Epoch:
+    """The passes of one rank in one epoch, or in the rest of one; as many on every rank.
+
+    Each sample of the epoch is read once by one rank. Where samples do not divide evenly, batches
+    are shorter or hold a stand-in of weight 0, and weights keep the average one over samples.
+    ``samples[i]`` is how many samples all ranks together read in pass ``i``; ``passes`` is a
+    multiple of ``accumulate``, the passes of one optimizer step.
+    """
+
+    def __init__(
+        self, dataset: Dataset, sampler: DistributedSampler, batch_size: int, accumulate: int
+    ) -> None:
+        self.accumulate = accumulate
+        self.number = sampler.epoch
+        self._dataset = dataset
+        self._sampler = sampler
+        self._batch_size = batch_size
+        cursor = sampler.state_dict()["cursor"]
+        self._ranks = verbs.size()
+        shares = [
+            share_size(sampler.length, cursor, rank, self._ranks, "exact")
+            for rank in range(self._ranks)
+        ]
+        passes = -(-max(shares) // batch_size)
+        self.passes = -(-passes // accumulate) * accumulate
+        self.samples = [
+            sum(min(batch_size, max(0, share - i * batch_size)) for share in shares)
+            for i in range(self.passes)
+        ]
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps."""
+        return self.passes // self.accumulate
+
+    def __iter__(self) -> Iterator[Batch]:
+        batches = self._sampler.epoch_batches(self._batch_size)
+        for i in range(self.passes):
+            first = i - i % self.accumulate
+            step = sum(self.samples[first : first + self.accumulate])
+            weight = np.float32(self._ranks * self.accumulate / step)
+            indices = next(batches, None)
+            if indices is None or len(indices) == 0:
+                indices, weight = np.zeros(1, np.int64), np.float32(0)
+            images, labels = self._dataset.train_batch(indices)
+            yield Batch(images, labels, np.full(len(indices), weight, np.float32))
+        # The sampler counts the epoch as read once its batches have ended.
+        next(batches, None)
+
+
+def test_share(dataset: Dataset) -> Any:
+    """The indices of the test samples that this rank evaluates; each sample is one rank's."""
+    return np.arange(verbs.rank(), len(dataset.x_test), verbs.size())

@@ -1,0 +1,125 @@
+"""What a run tells while it goes on: facts and numbers in, to whoever shows or writes them.
+
+Rank 0 alone has listeners; a listener never takes part in a collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hvdsync.train.config import TrainConfig
+from hvdsync.train.worker import Tally
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What is known before the first step. ``first_epoch`` counts from 0; it is more than 0, and
+    ``resumed_from`` a step, when the run goes on from a checkpoint."""
+
+    config: TrainConfig
+    workers: int
+    device: str
+    parameters: int
+    train_samples: int
+    test_samples: int
+    first_epoch: int
+    resumed_from: int | None
+    directory: Path
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where an epoch stands after a pass. ``samples`` are those of all ranks in this epoch;
+    ``tally`` gives rank 0's sums, at some cost, so ask it seldom."""
+
+    step: int
+    samples: int
+    seconds: float
+    learning_rate: float
+    tally: Callable[[], Tally]
+
+
+@dataclass(frozen=True)
+class EpochResult:
+    """One epoch, over the samples of all ranks. ``epoch`` counts from 1, ``seconds`` are those of
+    training alone; ``communication`` is the share of them in which ranks waited for gradients."""
+
+    epoch: int
+    step: int
+    loss: float
+    accuracy: float
+    test_loss: float
+    test_accuracy: float
+    seconds: float
+    images_per_second: float
+    communication: float
+    checkpoint: Path
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The whole run. ``seconds`` include evaluation and checkpoints; ``images_per_second`` and
+    ``communication`` are None when nothing was left to train."""
+
+    epochs: int
+    step: int
+    test_loss: float
+    test_accuracy: float
+    seconds: float
+    images_per_second: float | None
+    communication: float | None
+    checkpoint: Path
+
+
+class Listener:
+    """Hears of a run; every method may be left out."""
+
+    def run_begins(self, facts: RunFacts) -> None:
+        """Before the first step."""
+
+    def epoch_begins(self, epoch: int, samples: int) -> None:
+        """Epoch ``epoch`` (from 1) is about to train on ``samples`` samples of all ranks."""
+
+    def advanced(self, standing: Standing) -> None:
+        """After each backward pass."""
+
+    def epoch_ended(self, result: EpochResult) -> None:
+        """After evaluation and checkpoint of an epoch."""
+
+    def run_ended(self, summary: Summary) -> None:
+        """When all is done."""
+
+    def close(self) -> None:
+        """The run is over, whether it ended well or not."""
+
+
+class Everyone(Listener):
+    """Tells several listeners."""
+
+    def __init__(self, *listeners: Listener) -> None:
+        self._listeners = listeners
+
+    def run_begins(self, facts: RunFacts) -> None:
+        self._tell("run_begins", facts)
+
+    def epoch_begins(self, epoch: int, samples: int) -> None:
+        self._tell("epoch_begins", epoch, samples)
+
+    def advanced(self, standing: Standing) -> None:
+        self._tell("advanced", standing)
+
+    def epoch_ended(self, result: EpochResult) -> None:
+        self._tell("epoch_ended", result)
+
+    def run_ended(self, summary: Summary) -> None:
+        self._tell("run_ended", summary)
+
+    def close(self) -> None:
+        self._tell("close")
+
+    def _tell(self, what: str, *news: Any) -> None:
+        for listener in self._listeners:
+            getattr(listener, what)(*news)

@@ -1,0 +1,184 @@
+"""What rank 0 shows of a run: a bar on a terminal or plain lines, and a table."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+from hvdsync.train.listener import EpochResult, Listener, RunFacts, Standing, Summary
+
+# A bar that is drawn more often costs training time where cores are few.
+_REFRESH_SECONDS = 0.25
+_LINE_SECONDS = 5.0
+_SHORTEST_LINE_SECONDS = 0.5
+
+
+class Display(Listener):
+    """What a bar and lines have in common: the facts before, results of epochs, the table after.
+
+    ``output`` gets what stays, the same on a terminal and in a file.
+    """
+
+    def __init__(self, output: Console) -> None:
+        self._output = output
+        self._epochs = 0
+        self._title = ""
+        self._total = 0
+        self._drawn = 0.0
+
+    def run_begins(self, facts: RunFacts) -> None:
+        config = facts.config
+        self._epochs = config.epochs
+        self.say(
+            f"{config.framework}, {config.model} with {facts.parameters:,} weights, "
+            f"{config.dataset} ({facts.train_samples:,} training and {facts.test_samples:,} test "
+            f"samples)"
+        )
+        self.say(f"{facts.workers} worker(s), {config.batch_size} samples each; {facts.device}")
+        if facts.resumed_from is not None:
+            self.say(
+                f"going on after epoch {facts.first_epoch}, step {facts.resumed_from}, "
+                f"of {facts.directory}"
+            )
+        elif config.resume:
+            self.say(f"no checkpoint in {facts.directory} yet: starting from the beginning")
+        if facts.first_epoch >= config.epochs:
+            self.say(f"nothing is left to train: --epochs is {config.epochs}")
+
+    def epoch_begins(self, epoch: int, samples: int) -> None:
+        self._title = f"epoch {epoch}/{self._epochs}"
+        self._total = samples
+        self._drawn = time.perf_counter()
+
+    def epoch_ended(self, result: EpochResult) -> None:
+        self.say(
+            f"{self._title}  loss {result.loss:.4f}  accuracy {result.accuracy:.2%}  "
+            f"test accuracy {result.test_accuracy:.2%}  "
+            f"{result.images_per_second:,.0f} images/s  {result.seconds:.1f} s"
+        )
+
+    def run_ended(self, summary: Summary) -> None:
+        table = Table(show_header=False)
+        table.add_column(style="bold")
+        table.add_column(overflow="fold")
+        rows = {
+            "test accuracy": f"{summary.test_accuracy:.2%}",
+            "test loss": f"{summary.test_loss:.4f}",
+            "trained": f"{summary.epochs} epoch(s), {summary.step:,} steps",
+            "wall time": f"{summary.seconds:.1f} s",
+        }
+        if summary.images_per_second is not None and summary.communication is not None:
+            rows["images/s"] = f"{summary.images_per_second:,.0f} over all workers"
+            rows["communication"] = f"{summary.communication:.0%} of training time"
+        rows["checkpoint"] = str(summary.checkpoint)
+        for name, value in rows.items():
+            table.add_row(name, escape(value))
+        self._output.print(table)
+
+    def say(self, text: str) -> None:
+        """One line, however long: only a terminal wraps."""
+        self._output.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class Lines(Display):
+    """A line every few seconds or tenths of an epoch, for files and launchers that add prefixes."""
+
+    def __init__(self, output: Console) -> None:
+        super().__init__(output)
+        self._tenth = 0
+
+    def advanced(self, standing: Standing) -> None:
+        now = time.perf_counter()
+        tenth = 10 * standing.samples // self._total
+        since = now - self._drawn
+        passed_a_tenth = tenth > self._tenth and since >= _SHORTEST_LINE_SECONDS
+        if tenth >= 10 or not (passed_a_tenth or since >= _LINE_SECONDS):
+            return
+        self._tenth, self._drawn = tenth, now
+        numbers = _numbers(standing, self._total)
+        self.say(
+            f"{self._title}  {standing.samples / self._total:4.0%}  loss {numbers['loss']}  "
+            f"accuracy {numbers['accuracy']}  {numbers['rate']} images/s  {numbers['left']} left"
+        )
+
+    def epoch_begins(self, epoch: int, samples: int) -> None:
+        super().epoch_begins(epoch, samples)
+        self._tenth = 0
+
+
+class Bar(Display):
+    """A bar for each epoch on ``terminal``, gone when the epoch has its line of results."""
+
+    def __init__(self, output: Console, terminal: Console) -> None:
+        super().__init__(output)
+        self._terminal = terminal
+        self._progress: Progress | None = None
+
+    def epoch_begins(self, epoch: int, samples: int) -> None:
+        super().epoch_begins(epoch, samples)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:3.0f} %"),
+            TextColumn("loss {task.fields[loss]}  accuracy {task.fields[accuracy]}"),
+            TextColumn("{task.fields[rate]} images/s"),
+            TextColumn("{task.fields[left]} left"),
+            console=self._terminal,
+            transient=True,
+            auto_refresh=False,
+        )
+        unknown: dict[str, Any] = dict.fromkeys(("loss", "accuracy", "rate", "left"), "-")
+        self._task = self._progress.add_task(self._title, total=samples, **unknown)
+        self._progress.start()
+        self._progress.refresh()
+
+    def advanced(self, standing: Standing) -> None:
+        now = time.perf_counter()
+        if self._progress is None or now - self._drawn < _REFRESH_SECONDS:
+            return
+        self._drawn = now
+        self._progress.update(
+            self._task,
+            completed=standing.samples,
+            refresh=True,
+            **_numbers(standing, self._total),
+        )
+
+    def epoch_ended(self, result: EpochResult) -> None:
+        self.close()
+        super().epoch_ended(result)
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+
+def make_display() -> Display:
+    """A bar when standard error is a terminal, else lines; results go to standard output.
+
+    ``mpirun`` gives ranks a pseudo-terminal for standard output that no one watches, so it is
+    standard error that decides.
+    """
+    terminal = Console(stderr=True)
+    output = Console()
+    return Bar(output, terminal) if terminal.is_terminal else Lines(output)
+
+
+def _numbers(standing: Standing, total: int) -> dict[str, Any]:
+    """Rank 0's means so far, the speed of all ranks and the time left in the epoch."""
+    tally = standing.tally()
+    count = max(tally.samples, 1)
+    rate = standing.samples / standing.seconds
+    left = (total - standing.samples) / rate
+    return {
+        "loss": f"{tally.loss / count:.4f}",
+        "accuracy": f"{tally.right / count:.1%}",
+        "rate": f"{rate:,.0f}",
+        "left": f"{int(left // 60)}:{int(left % 60):02d}",
+    }

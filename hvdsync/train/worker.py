@@ -1,0 +1,78 @@
+"""What the loop asks of a framework: an interface, and the numbers that pass through it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hvdsync.data.arrays import Dataset
+from hvdsync.train.config import TrainConfig
+from hvdsync.train.feed import Epoch
+from hvdsync.train.models import Network
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Sums over samples: of the loss, of right answers, and how many samples they are."""
+
+    loss: float = 0.0
+    right: float = 0.0
+    samples: int = 0
+
+
+class Observer(Protocol):
+    """What a worker tells while it trains."""
+
+    def step_begins(self) -> float:
+        """Called before the first pass of each optimizer step; gives its learning rate."""
+
+    def pass_ended(self) -> None:
+        """Called after each backward pass, and after the update if it was a step's last."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every worker is made from; the same on all ranks."""
+
+    config: TrainConfig
+    network: Network
+    dataset: Dataset
+
+
+class Worker(ABC):
+    """One rank of one framework: model, optimizer and how they are run.
+
+    Made after the framework's ``hvd.init()``; replicas are equal from then on.
+    """
+
+    @abstractmethod
+    def train_epoch(self, epoch: Epoch, observer: Observer) -> Tally:
+        """Train on the passes of ``epoch``; gives this rank's sums over its samples."""
+
+    @abstractmethod
+    def tally(self) -> Tally:
+        """This rank's sums over the epoch under way."""
+
+    @abstractmethod
+    def evaluate(self, indices: Any) -> Tally:
+        """Sums over the test samples at ``indices`` (at least one), without training."""
+
+    @abstractmethod
+    def checkpoint(self, directory: Any) -> Any:
+        """The framework's ``hvd.Checkpoint`` for ``directory``."""
+
+    @abstractmethod
+    def state(self) -> Mapping[str, Any]:
+        """The objects that a checkpoint holds, by name."""
+
+    @property
+    @abstractmethod
+    def waited_seconds(self) -> float:
+        """Seconds in which training stood still for communication so far."""
+
+    @property
+    @abstractmethod
+    def device(self) -> str:
+        """Where this rank computes, for people: "CPU" or the GPU's name."""
