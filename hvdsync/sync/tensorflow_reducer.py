@@ -51,8 +51,8 @@ class GraphReducer:
     a global counter, so that retracing changes no name and two wrappers do not share one.
 
     ``op`` is one of ``hvd.Average``, ``hvd.Sum``, ``hvd.Adasum``, ...;
-    ``gradient_predivide_factor`` splits an average before and after the sum as in Horovod. ``groups`` is a number of groups or
-    lists of sources that travel together.
+    ``gradient_predivide_factor`` splits an average before and after the sum as in
+    Horovod. ``groups`` is a number of groups or lists of sources that travel together.
     """
 
     def __init__(
