@@ -3,10 +3,10 @@
 import copy
 
 import torch
-from helpers import assert_equal_on_all_ranks
 from torch import nn
 
 import hvdsync.torch as hvd
+from tests.parallel.torch.helpers import assert_equal_on_all_ranks
 
 
 def train_once(model, optimizer):

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from helpers import assert_equal_on_all_ranks
 from torch import nn
 
 import hvdsync.torch as hvd
 from hvdsync.errors import RankMismatch
+from tests.parallel.torch.helpers import assert_equal_on_all_ranks
 
 
 def scalar_model(value=0.0):

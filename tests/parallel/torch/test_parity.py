@@ -6,11 +6,11 @@ Models are in float64: the only difference is the order of sums, a few units in 
 
 import pytest
 import torch
-from helpers import assert_equal_on_all_ranks, plain_copy, shard
 from torch import nn
 from torch.nn import functional as F
 
 import hvdsync.torch as hvd
+from tests.parallel.torch.helpers import assert_equal_on_all_ranks, plain_copy, shard
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
 STEPS = 6

@@ -5,11 +5,11 @@ import hashlib
 
 import pytest
 import torch
-from helpers import assert_equal_on_all_ranks
 from torch import nn
 
 import hvdsync.torch as hvd
 from hvdsync.errors import CheckpointError
+from tests.parallel.torch.helpers import assert_equal_on_all_ranks
 
 
 def differently_initialised(*, frozen=False):
