@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from horovod.common.exceptions import HorovodInternalError
 
+from hvdsync.errors import HvdsyncError
 from hvdsync.sync.torch_reducer import FlatBucket, Wire, make_flat_buckets
 
 logger = logging.getLogger(__name__)
@@ -219,7 +220,7 @@ class GradientReducer:
         """Reduce what has not left yet, wait for all, and leave the results in ``.grad``.
 
         Collective. Called when backward ends; and by ``step()`` on a rank that had no backward
-        pass, or fewer than ``passes``.
+        pass, or fewer than ``passes``. Raises ``HvdsyncError`` when there is nothing to reduce.
         """
         if self.wire is None:
             self._average_locally()
@@ -247,6 +248,12 @@ class GradientReducer:
         if stale:
             known = {**self._places, **self._sparse}
             self._add_buckets({p: name for p, name in trainable.items() if p not in known})
+        if not trainable:
+            raise HvdsyncError(
+                f"{wire.name}: this step reduced nothing, because none of the "
+                f"{len(self.parameters())} parameters of its optimizer requires a gradient; wrap "
+                "the optimizer of the parameters that are trained, or unfreeze some"
+            )
         for bucket in self._buckets:
             if bucket.flight is None:
                 self._send(bucket)

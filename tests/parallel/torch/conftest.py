@@ -9,7 +9,7 @@ import hvdsync.torch as hvd
 @pytest.fixture(scope="session", autouse=True)
 def world():
     torch.set_num_threads(1)
-    hvd.init()
+    hvd.init(process_sets="dynamic")
     yield
     hvd.shutdown()
 
