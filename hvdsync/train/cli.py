@@ -23,6 +23,7 @@ from hvdsync.comm.launch import LaunchInfo, detect
 from hvdsync.errors import HvdsyncError
 from hvdsync.train import threads
 from hvdsync.train.agreement import AgreedError
+from hvdsync.train.chatter import without_greetings
 from hvdsync.train.config import TrainConfig
 from hvdsync.train.options import explain, make_command
 
@@ -80,7 +81,8 @@ def train(config: TrainConfig, launch: LaunchInfo) -> None:
 
         dataset = load(config.dataset, progress=launch.rank == 0, seed=config.seed)
         network = make_network(config.model, dataset.image_shape, dataset.classes)
-        module = importlib.import_module(worker_module)
+        with without_greetings() if config.framework != "torch" else contextlib.nullcontext():
+            module = importlib.import_module(worker_module)
         module.init()
 
     from hvdsync.train.agreement import together

@@ -1,8 +1,13 @@
-"""Which device a rank computes on: how many GPUs its node has in, an index or the CPU out."""
+"""Which device a rank computes on: how many GPUs its node has in, an index or the CPU out.
+
+Chosen without a word between ranks, since TensorFlow must know before its first operation, and
+agreed upon after.
+"""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Literal
 
 from hvdsync.comm import verbs
@@ -11,26 +16,42 @@ from hvdsync.errors import HvdsyncError
 logger = logging.getLogger(__name__)
 
 
-def choose_gpu(wanted: Literal["auto", "cpu", "cuda"], gpus: int) -> int | None:
-    """The index of this rank's GPU, or None for the CPU: the same kind of device on all ranks.
+@dataclass(frozen=True)
+class Device:
+    """The GPU of a rank, or None for the CPU; then ``shortage`` says why, if it was not wished."""
 
-    ``gpus`` is how many this process sees. A rank takes the GPU of its local rank. When a node has
-    fewer GPUs than ranks, ``"auto"`` takes the CPU everywhere and says so, and ``"cuda"`` raises
-    :class:`HvdsyncError` on every rank. One all-gather.
+    gpu: int | None
+    shortage: str = ""
+
+
+def choose(wanted: Literal["auto", "cpu", "cuda"], gpus: int) -> Device:
+    """The device of this rank, of a node where it sees ``gpus`` GPUs: the one of its local rank.
+
+    The CPU, on the whole node, when it has fewer GPUs than ranks.
     """
     if wanted == "cpu":
-        return None
-    local_rank, local_size = verbs.local_rank(), verbs.local_size()
-    nodes = verbs.allgather_object((gpus, local_size), "hvdsync.train.devices")
-    worst = min(nodes, key=lambda node: node[0] - node[1])
-    if worst[0] >= worst[1]:
-        return local_rank
-    found = "no GPU is found" if worst[0] == 0 else f"{worst[0]} GPU(s) are found"
-    shortage = f"{found} on a node that runs {worst[1]} rank(s), and each rank needs its own"
-    if wanted == "cuda":
+        return Device(None)
+    ranks = verbs.local_size()
+    if gpus >= ranks:
+        return Device(verbs.local_rank())
+    found = "no GPU is found" if gpus == 0 else f"{gpus} GPU(s) are found"
+    return Device(None, f"{found} on a node that runs {ranks} rank(s), and each needs its own")
+
+
+def agree(wanted: Literal["auto", "cpu", "cuda"], device: Device) -> None:
+    """Check the choices of all ranks; one all-gather.
+
+    Raises :class:`HvdsyncError` on every rank when ``"cuda"`` was wanted and a node is short of
+    GPUs, or when only some nodes are: ranks must meet on one kind of device. Otherwise rank 0 logs
+    a shortage, unless there is no GPU at all.
+    """
+    shortages = verbs.allgather_object(device.shortage, "hvdsync.train.devices")
+    short = next((text for text in shortages if text), None)
+    if short is None:
+        return
+    if wanted == "cuda" or not all(shortages):
         raise HvdsyncError(
-            f"--device cuda: {shortage}; start at most one rank per GPU, or give --device cpu"
+            f"--device {wanted}: {short}; start at most one rank per GPU, or give --device cpu"
         )
-    if any(count for count, _ in nodes) and verbs.rank() == 0:
-        logger.warning("%s: all ranks compute on the CPU", shortage)
-    return None
+    if verbs.rank() == 0 and not short.startswith("no GPU"):
+        logger.warning("%s: all ranks compute on the CPU", short)

@@ -16,6 +16,9 @@ from hvdsync.data.arrays import Array, Dataset
 from hvdsync.data.order import share_size
 from hvdsync.data.sampler import DistributedSampler
 
+# Large enough to keep every core busy, small enough for any memory.
+EVALUATION_BATCH = 500
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -35,8 +38,9 @@ class Epoch:
 
     Each sample of the epoch is read once by one rank. Where samples do not divide evenly, batches
     are shorter or hold a stand-in of weight 0, and weights keep the average one over samples.
-    ``samples[i]`` is how many samples all ranks together read in pass ``i``; ``passes`` is a
-    multiple of ``accumulate``, the passes of one optimizer step.
+    ``samples[i]`` is how many samples all ranks together read in pass ``i``, ``own_samples[i]``
+    how many this rank reads; ``passes`` is a multiple of ``accumulate``, the passes of one
+    optimizer step.
     """
 
     def __init__(
@@ -55,10 +59,12 @@ class Epoch:
         ]
         passes = -(-max(shares) // batch_size)
         self.passes = -(-passes // accumulate) * accumulate
-        self.samples = [
-            sum(min(batch_size, max(0, share - i * batch_size)) for share in shares)
+        counts = [
+            [min(batch_size, max(0, share - i * batch_size)) for share in shares]
             for i in range(self.passes)
         ]
+        self.samples = [sum(count) for count in counts]
+        self.own_samples = [count[verbs.rank()] for count in counts]
 
     @property
     def steps(self) -> int:
@@ -76,10 +82,15 @@ class Epoch:
                 indices, weight = np.zeros(1, np.int64), np.float32(0)
             images, labels = self._dataset.train_batch(indices)
             yield Batch(images, labels, np.full(len(indices), weight, np.float32))
-        # The sampler counts the epoch as read once its batches have ended.
-        next(batches, None)
 
 
 def test_share(dataset: Dataset) -> Any:
     """The indices of the test samples that this rank evaluates; each sample is one rank's."""
-    return np.arange(verbs.rank(), len(dataset.x_test), verbs.size())
+    sampler = DistributedSampler(len(dataset.x_test), shuffle=False, uneven="exact")
+    return np.fromiter(sampler, np.int64)
+
+
+def evaluation_batches(dataset: Dataset, indices: Any) -> Iterator[tuple[Array, Array]]:
+    """The test samples at ``indices``: float32 (B, H, W, C) and int64 (B,)."""
+    for first in range(0, len(indices), EVALUATION_BATCH):
+        yield dataset.test_batch(indices[first : first + EVALUATION_BATCH])

@@ -9,16 +9,13 @@ import torch
 from torch.nn import functional
 
 import hvdsync.torch as hvd
+from hvdsync.train import devices
 from hvdsync.train.config import TrainConfig
-from hvdsync.train.devices import choose_gpu
-from hvdsync.train.feed import Epoch
+from hvdsync.train.feed import Epoch, evaluation_batches
 from hvdsync.train.models import Array, Network
 from hvdsync.train.worker import Job, Observer, Tally, Worker
 
 init = hvd.init
-
-# Large enough to keep every core busy, small enough for any memory.
-_EVALUATION_BATCH = 500
 
 
 class TorchNetwork(torch.nn.Module):
@@ -69,12 +66,12 @@ class TorchWorker(Worker):
     def __init__(self, job: Job) -> None:
         config = job.config
         self._dataset = job.dataset
-        gpu = choose_gpu(config.device, torch.cuda.device_count())
-        self._device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
-        if gpu is not None:
-            torch.cuda.set_device(gpu)
-        # What is random beside the weights and the order differs between ranks.
-        torch.manual_seed(config.seed + hvd.rank())
+        device = devices.choose(config.device, torch.cuda.device_count())
+        devices.agree(config.device, device)
+        self._device = torch.device("cpu")
+        if device.gpu is not None:
+            self._device = torch.device("cuda", device.gpu)
+            torch.cuda.set_device(self._device)
         model = TorchNetwork(job.network, job.network.initial_weights(config.seed))
         model.to(self._device, memory_format=torch.channels_last)
         self.model, self.optimizer = hvd.distribute(
@@ -103,7 +100,7 @@ class TorchWorker(Worker):
             if (i + 1) % epoch.accumulate == 0:
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-            if batch.weights[0] > 0:
+            if epoch.own_samples[i]:
                 self._count(logits, labels, losses)
             observer.pass_ended()
         return self.tally()
@@ -123,8 +120,7 @@ class TorchWorker(Worker):
         self._sums.zero_()
         self._samples = 0
         with torch.no_grad():
-            for first in range(0, len(indices), _EVALUATION_BATCH):
-                arrays = self._dataset.test_batch(indices[first : first + _EVALUATION_BATCH])
+            for arrays in evaluation_batches(self._dataset, indices):
                 images, labels = map(self._on_device, arrays)
                 logits = self.model(images)
                 losses = functional.cross_entropy(logits, labels, reduction="none")
@@ -147,7 +143,7 @@ class TorchWorker(Worker):
     @property
     def device(self) -> str:
         if self._device.type == "cpu":
-            return f"CPU, {torch.get_num_threads()} thread(s) per worker"
+            return "CPU"
         return torch.cuda.get_device_name(self._device)
 
 

@@ -1,0 +1,149 @@
+"""Keras on either backend: ``model.fit``, made data-parallel by ``hvd.distribute(optimizer)``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+
+import hvdsync.keras as hvd
+from hvdsync.keras.callbacks import set_rate
+from hvdsync.train import devices
+from hvdsync.train.feed import EVALUATION_BATCH, Epoch, evaluation_batches
+from hvdsync.train.keras_network import make_model, make_optimizer
+from hvdsync.train.worker import Job, Observer, Tally, Worker
+
+init = hvd.init
+
+
+class KerasWorker(Worker):
+    """The model in Keras, on the CPU or on the GPU of this rank."""
+
+    def __init__(self, job: Job) -> None:
+        config = job.config
+        self._dataset = job.dataset
+        self._device = _pin_gpu(config.device)
+        self.model = make_model(job.network, job.network.initial_weights(config.seed))
+        accumulation: dict[str, Any] = {}
+        if config.accumulate > 1:
+            accumulation = {
+                "backward_passes_per_step": config.accumulate,
+                "average_aggregated_gradients": True,
+            }
+        optimizer = hvd.distribute(
+            make_optimizer(config),
+            compression=getattr(hvd.Compression, config.compression),
+            **accumulation,
+        )
+        cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        self.model.compile(
+            optimizer=optimizer,
+            loss=cross_entropy,
+            # Weighted, so that samples which only stand in are not counted.
+            weighted_metrics=[
+                keras.metrics.SparseCategoricalAccuracy(name="accuracy"),
+                keras.metrics.SparseCategoricalCrossentropy(name="mean_loss", from_logits=True),
+            ],
+        )
+        # Here, and not in the middle of a restore on rank 0 alone: what is built is broadcast.
+        optimizer.build(self.model.trainable_variables)
+        self._callbacks: list[Any] = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+        self._progress = _Progress(None, None)
+
+    def train_epoch(self, epoch: Epoch, observer: Observer) -> Tally:
+        self._progress = _Progress(epoch, observer)
+        self.model.fit(
+            _weighted(epoch),
+            steps_per_epoch=epoch.passes,
+            initial_epoch=epoch.number,
+            epochs=epoch.number + 1,
+            shuffle=False,
+            callbacks=[*self._callbacks, self._progress],
+            verbose=0,
+        )
+        self._callbacks = []
+        return self.tally()
+
+    def tally(self) -> Tally:
+        return _tally(self._progress.logs, self._progress.samples)
+
+    def evaluate(self, indices: Any) -> Tally:
+        logs = self.model.evaluate(
+            evaluation_batches(self._dataset, indices),
+            steps=-(-len(indices) // EVALUATION_BATCH),
+            verbose=0,
+            return_dict=True,
+        )
+        return _tally(logs, len(indices))
+
+    def checkpoint(self, directory: Any) -> hvd.Checkpoint:
+        return hvd.Checkpoint(directory)
+
+    def state(self) -> Mapping[str, Any]:
+        return {"model": self.model}  # with its optimizer, since it is compiled
+
+    @property
+    def waited_seconds(self) -> float:
+        return self.model.optimizer.waited_seconds  # type: ignore[no-any-return]
+
+    @property
+    def device(self) -> str:
+        return f"{self._device}, {keras.backend.backend()} backend"
+
+
+class _Progress(keras.callbacks.Callback):
+    """Sets the learning rate of each step and tells how far the epoch is."""
+
+    def __init__(self, epoch: Epoch | None, observer: Observer | None) -> None:
+        super().__init__()
+        self.logs: Mapping[str, Any] = {}
+        self.samples = 0
+        self._epoch = epoch
+        self._observer = observer
+        self._rate = 0.0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        assert self._epoch is not None and self._observer is not None
+        if batch % self._epoch.accumulate:
+            return
+        rate = self._observer.step_begins()
+        if rate != self._rate:
+            set_rate(self.model.optimizer, rate, correct_momentum=True)
+            self._rate = rate
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        assert self._epoch is not None and self._observer is not None
+        self.logs = logs or {}
+        self.samples += self._epoch.own_samples[batch]
+        self._observer.pass_ended()
+
+
+def _weighted(epoch: Epoch) -> Iterator[tuple[Any, Any, Any]]:
+    for batch in epoch:
+        # Keras divides the weighted sum of losses by the number of samples in the batch.
+        yield batch.images, batch.labels, batch.weights * len(batch.labels)
+
+
+def _tally(logs: Mapping[str, Any], samples: int) -> Tally:
+    if not logs:
+        return Tally()
+    return Tally(logs["mean_loss"] * samples, logs["accuracy"] * samples, samples)
+
+
+def _pin_gpu(wanted: Any) -> str:
+    if keras.backend.backend() == "tensorflow":
+        from hvdsync.train.tensorflow_worker import pin_gpu
+
+        return pin_gpu(wanted)
+    import torch
+
+    device = devices.choose(wanted, torch.cuda.device_count())
+    devices.agree(wanted, device)
+    if device.gpu is None:
+        return "CPU"
+    torch.cuda.set_device(device.gpu)
+    return torch.cuda.get_device_name(device.gpu)
+
+
+worker = KerasWorker

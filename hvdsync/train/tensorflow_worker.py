@@ -1,0 +1,139 @@
+"""TensorFlow: a ``tf.function`` over NumPy batches, made data-parallel by a wrapped tape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+import hvdsync.tensorflow as hvd
+from hvdsync.keras.callbacks import set_rate
+from hvdsync.train import devices
+from hvdsync.train.feed import Epoch, evaluation_batches
+from hvdsync.train.keras_network import make_model, make_optimizer
+from hvdsync.train.worker import Job, Observer, Tally, Worker
+
+init = hvd.init
+
+
+class TensorFlowWorker(Worker):
+    """The model in TensorFlow, on the CPU or on the GPU of this rank."""
+
+    def __init__(self, job: Job) -> None:
+        config = job.config
+        self._dataset = job.dataset
+        self._device = pin_gpu(config.device)
+        self.model = make_model(job.network, job.network.initial_weights(config.seed))
+        self.optimizer = make_optimizer(config)
+        self._compression = getattr(hvd.Compression, config.compression)
+        self._rate = 0.0
+        self._tape: Any = None
+        self._accumulates = config.accumulate > 1
+        if self._accumulates:
+            # Gradients add up in the optimizer, so that is where they are reduced.
+            self.model, self.optimizer = hvd.distribute(
+                self.model,
+                self.optimizer,
+                compression=self._compression,
+                backward_passes_per_step=config.accumulate,
+                average_aggregated_gradients=True,
+            )
+        else:
+            self.optimizer.build(self.model.trainable_variables)
+            hvd.broadcast_variables([*self.model.variables, *self.optimizer.variables], root_rank=0)
+        self._sums = [tf.Variable(0.0, dtype=tf.float64) for _ in range(2)]
+        self._samples = 0
+        batch = (
+            tf.TensorSpec((None, *job.network.shape), tf.float32),
+            tf.TensorSpec((None,), tf.int64),
+        )
+        self._train = tf.function(self._train_pass, (*batch, tf.TensorSpec((None,), tf.float32)))
+        self._test = tf.function(self._test_pass, batch)
+
+    def _train_pass(self, images: Any, labels: Any, weights: Any) -> None:
+        with tf.GradientTape() as tape:
+            logits = self.model(images, training=True)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+            loss = tf.reduce_sum(losses * weights)
+        if not self._accumulates:
+            tape = self._tape = hvd.DistributedGradientTape(tape, compression=self._compression)
+        variables = self.model.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        self._count(logits, labels, losses, tf.cast(weights > 0, tf.float32))
+
+    def _test_pass(self, images: Any, labels: Any) -> None:
+        logits = self.model(images, training=False)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        self._count(logits, labels, losses, tf.ones_like(losses))
+
+    def _count(self, logits: Any, labels: Any, losses: Any, counted: Any) -> None:
+        right = tf.cast(tf.argmax(logits, 1) == labels, tf.float32)
+        for total, values in zip(self._sums, (losses, right), strict=True):
+            total.assign_add(tf.cast(tf.reduce_sum(values * counted), tf.float64))
+
+    def train_epoch(self, epoch: Epoch, observer: Observer) -> Tally:
+        self._reset()
+        for i, batch in enumerate(epoch):
+            if i % epoch.accumulate == 0:
+                self._set_rate(observer.step_begins())
+            self._train(batch.images, batch.labels, batch.weights)
+            self._samples += epoch.own_samples[i]
+            observer.pass_ended()
+        return self.tally()
+
+    def evaluate(self, indices: Any) -> Tally:
+        self._reset()
+        for images, labels in evaluation_batches(self._dataset, indices):
+            self._test(images, labels)
+            self._samples += len(labels)
+        return self.tally()
+
+    def _set_rate(self, rate: float) -> None:
+        if rate != self._rate:
+            set_rate(self.optimizer, rate, correct_momentum=True)
+            self._rate = rate
+
+    def _reset(self) -> None:
+        self._samples = 0
+        for total in self._sums:
+            total.assign(0.0)
+
+    def tally(self) -> Tally:
+        loss, right = (float(total) for total in self._sums)
+        return Tally(loss, right, self._samples)
+
+    def checkpoint(self, directory: Any) -> hvd.Checkpoint:
+        return hvd.Checkpoint(directory)
+
+    def state(self) -> Mapping[str, Any]:
+        return {"model": self.model, "optimizer": self.optimizer}
+
+    @property
+    def waited_seconds(self) -> float:
+        source = self.optimizer if self._accumulates else self._tape
+        return 0.0 if source is None else source.waited_seconds
+
+    @property
+    def device(self) -> str:
+        return self._device
+
+
+def pin_gpu(wanted: Any) -> str:
+    """Let TensorFlow see this rank's GPU only, or none; gives the device's name, for people.
+
+    Collective; before TensorFlow's first operation. Raises ``HvdsyncError`` as ``devices.agree``.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    device = devices.choose(wanted, len(gpus))
+    mine = [] if device.gpu is None else [gpus[device.gpu]]
+    tf.config.set_visible_devices(mine, "GPU")
+    for gpu in mine:
+        tf.config.experimental.set_memory_growth(gpu, True)
+    devices.agree(wanted, device)
+    if mine:
+        return str(tf.config.experimental.get_device_details(mine[0]).get("device_name", "GPU"))
+    return "CPU"
+
+
+worker = TensorFlowWorker
