@@ -2,8 +2,8 @@
 # One rank of a test suite under horovodrun: rank 0 speaks, the others only when they fail.
 set -uo pipefail
 rank=${HOROVOD_RANK:-${OMPI_COMM_WORLD_RANK:-0}}
-# The ranks would write one cache folder at the same time.
-pytest=(python -m pytest -q -p no:cacheprovider)
+# The ranks would write one cache folder at the same time; Open MPI gives them a terminal that is none.
+pytest=(python -m pytest -q --color=no -p no:cacheprovider)
 if [[ $rank == 0 ]]; then
     exec "${pytest[@]}" "$@"
 fi
