@@ -75,7 +75,7 @@ def test_a_write_that_fails_leaves_the_earlier_ones_and_no_rubbish(store):
         (folder / "half").write_text("x")
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(CheckpointError, match="step 2 .*No space left"):
+    with pytest.raises(CheckpointError, match=r"step 2 .*No space left"):
         store.write(2, no_room, {})
     assert store.steps() == [1]
     assert sorted(p.name for p in store.directory.iterdir()) == [".lock", "step-00000001"]
