@@ -50,7 +50,7 @@ class Epoch:
         self.number = sampler.epoch
         self._dataset = dataset
         self._sampler = sampler
-        self._batch_size = batch_size
+        self.batch_size = batch_size
         cursor = sampler.state_dict()["cursor"]
         self._ranks = verbs.size()
         shares = [
@@ -72,7 +72,7 @@ class Epoch:
         return self.passes // self.accumulate
 
     def __iter__(self) -> Iterator[Batch]:
-        batches = self._sampler.epoch_batches(self._batch_size)
+        batches = self._sampler.epoch_batches(self.batch_size)
         for i in range(self.passes):
             first = i - i % self.accumulate
             step = sum(self.samples[first : first + self.accumulate])

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
 
 import hvdsync.keras as hvd
 from hvdsync.keras.callbacks import set_rate
 from hvdsync.train import devices
-from hvdsync.train.feed import EVALUATION_BATCH, Epoch, evaluation_batches
+from hvdsync.train.feed import EVALUATION_BATCH, Epoch
 from hvdsync.train.keras_network import make_model, make_optimizer
 from hvdsync.train.worker import Job, Observer, Tally, Worker
 
@@ -53,9 +54,12 @@ class KerasWorker(Worker):
 
     def train_epoch(self, epoch: Epoch, observer: Observer) -> Tally:
         self._progress = _Progress(epoch, observer)
+        images, labels, weights = _arrays(epoch)
         self.model.fit(
-            _weighted(epoch),
-            steps_per_epoch=epoch.passes,
+            images,
+            labels,
+            sample_weight=weights,
+            batch_size=epoch.batch_size,
             initial_epoch=epoch.number,
             epochs=epoch.number + 1,
             shuffle=False,
@@ -69,11 +73,9 @@ class KerasWorker(Worker):
         return _tally(self._progress.logs, self._progress.samples)
 
     def evaluate(self, indices: Any) -> Tally:
+        images, labels = self._dataset.test_batch(indices)
         logs = self.model.evaluate(
-            evaluation_batches(self._dataset, indices),
-            steps=-(-len(indices) // EVALUATION_BATCH),
-            verbose=0,
-            return_dict=True,
+            images, labels, batch_size=EVALUATION_BATCH, verbose=0, return_dict=True
         )
         return _tally(logs, len(indices))
 
@@ -119,10 +121,20 @@ class _Progress(keras.callbacks.Callback):
         self._observer.pass_ended()
 
 
-def _weighted(epoch: Epoch) -> Iterator[tuple[Any, Any, Any]]:
-    for batch in epoch:
+def _arrays(epoch: Epoch) -> list[Any]:
+    """Images, labels and weights of an epoch; cut into batches in order, they are its passes.
+
+    Keras is given arrays, not a generator, out of which it takes batches much more slowly. A shorter batch that is not the last is filled up with samples of weight 0.
+    """
+    parts = []
+    for i, batch in enumerate(epoch):
+        count = len(batch.labels)
+        size = count if i + 1 == epoch.passes else epoch.batch_size
+        filled = np.arange(size) % count
         # Keras divides the weighted sum of losses by the number of samples in the batch.
-        yield batch.images, batch.labels, batch.weights * len(batch.labels)
+        weights = np.where(np.arange(size) < count, batch.weights[filled] * size, 0)
+        parts.append((batch.images[filled], batch.labels[filled], weights.astype(np.float32)))
+    return [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
 
 
 def _tally(logs: Mapping[str, Any], samples: int) -> Tally:

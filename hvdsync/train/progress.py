@@ -30,6 +30,7 @@ class Display(Listener):
         self._title = ""
         self._total = 0
         self._drawn = 0.0
+        self._before: Standing | None = None
 
     def run_begins(self, facts: RunFacts) -> None:
         config = facts.config
@@ -54,6 +55,37 @@ class Display(Listener):
         self._title = f"epoch {epoch}/{self._epochs}"
         self._total = samples
         self._drawn = time.perf_counter()
+        self._before = None
+
+    def advanced(self, standing: Standing) -> None:
+        if self._before is None:
+            # The first pass is no measure of speed: frameworks compile in it.
+            self._before, self._drawn = standing, time.perf_counter()
+        else:
+            self.draw(standing)
+
+    def draw(self, standing: Standing) -> None:
+        """Show where the epoch stands, if it is time to."""
+        raise NotImplementedError
+
+    def numbers(self, standing: Standing) -> dict[str, Any]:
+        """Rank 0's means so far, the speed of all ranks and the time left in the epoch."""
+        assert self._before is not None
+        tally = standing.tally()
+        count = max(tally.samples, 1)
+        seconds = standing.seconds - self._before.seconds
+        values = {
+            "loss": f"{tally.loss / count:.4f}",
+            "accuracy": f"{tally.right / count:.1%}",
+            "rate": "-",
+            "left": "-",
+        }
+        if seconds > 0:
+            rate = (standing.samples - self._before.samples) / seconds
+            left = (self._total - standing.samples) / rate
+            values["rate"] = f"{rate:,.0f}"
+            values["left"] = f"{int(left // 60)}:{int(left % 60):02d}"
+        return values
 
     def epoch_ended(self, result: EpochResult) -> None:
         self.say(
@@ -92,7 +124,7 @@ class Lines(Display):
         super().__init__(output)
         self._tenth = 0
 
-    def advanced(self, standing: Standing) -> None:
+    def draw(self, standing: Standing) -> None:
         now = time.perf_counter()
         tenth = 10 * standing.samples // self._total
         since = now - self._drawn
@@ -100,7 +132,7 @@ class Lines(Display):
         if tenth >= 10 or not (passed_a_tenth or since >= _LINE_SECONDS):
             return
         self._tenth, self._drawn = tenth, now
-        numbers = _numbers(standing, self._total)
+        numbers = self.numbers(standing)
         self.say(
             f"{self._title}  {standing.samples / self._total:4.0%}  loss {numbers['loss']}  "
             f"accuracy {numbers['accuracy']}  {numbers['rate']} images/s  {numbers['left']} left"
@@ -137,7 +169,7 @@ class Bar(Display):
         self._progress.start()
         self._progress.refresh()
 
-    def advanced(self, standing: Standing) -> None:
+    def draw(self, standing: Standing) -> None:
         now = time.perf_counter()
         if self._progress is None or now - self._drawn < _REFRESH_SECONDS:
             return
@@ -146,7 +178,7 @@ class Bar(Display):
             self._task,
             completed=standing.samples,
             refresh=True,
-            **_numbers(standing, self._total),
+            **self.numbers(standing),
         )
 
     def epoch_ended(self, result: EpochResult) -> None:
@@ -168,17 +200,3 @@ def make_display() -> Display:
     terminal = Console(stderr=True)
     output = Console()
     return Bar(output, terminal) if terminal.is_terminal else Lines(output)
-
-
-def _numbers(standing: Standing, total: int) -> dict[str, Any]:
-    """Rank 0's means so far, the speed of all ranks and the time left in the epoch."""
-    tally = standing.tally()
-    count = max(tally.samples, 1)
-    rate = standing.samples / standing.seconds
-    left = (total - standing.samples) / rate
-    return {
-        "loss": f"{tally.loss / count:.4f}",
-        "accuracy": f"{tally.right / count:.1%}",
-        "rate": f"{rate:,.0f}",
-        "left": f"{int(left // 60)}:{int(left % 60):02d}",
-    }
