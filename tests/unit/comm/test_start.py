@@ -47,7 +47,7 @@ def test_what_the_user_has_set_stays(monkeypatch):
     seen = []
     start(1, seen)
     assert seen[0]["OMPI_MCA_mpi_yield_when_idle"] == "0"
-    assert os.environ["OMPI_MCA_mpi_yield_when_idle"] == "0"
+    assert dict(os.environ)["OMPI_MCA_mpi_yield_when_idle"] == "0"
 
 
 def test_waiting_ranks_of_mpirun_yield_their_core(monkeypatch):
