@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,21 +56,9 @@ class Checkpoint:
         """
         if self.every is not None and step % self.every:
             return None
-        folder, failure = None, None
-        if world.current().rank == 0:
-            try:
-                folder = self._write(step, state)
-            except HvdsyncError as error:
-                failure = error
-            except Exception as error:  # whatever it is, the other ranks wait for the verdict
-                failure = CheckpointError(f"checkpoint of step {step} failed: {error!r}")
-                failure.__cause__ = error
-        message = None if failure is None else str(failure)
-        folder, message = verbs.broadcast_object((folder, message), 0, "hvdsync.checkpoint.save")
-        if failure is not None:
-            raise failure
-        if message is not None:
-            raise CheckpointError(f"on rank 0: {message}")
+        _, folder = _on_rank_zero(
+            lambda: self._write(step, state), tell=lambda folder: folder, name="save"
+        )
         return folder
 
     def restore(self, **state: Any) -> dict[str, Any] | None:
@@ -82,22 +71,11 @@ class Checkpoint:
         Raises :class:`CheckpointError` on every rank when something in ``state`` was not saved
         or does not fit.
         """
-        found, failure = None, None
-        if world.current().rank == 0:
-            try:
-                found = self._read(state)
-            except HvdsyncError as error:
-                failure = error
-            except Exception as error:
-                failure = CheckpointError(f"checkpoint in {self.directory}: {error!r}")
-                failure.__cause__ = error
-        header = None if found is None else (found["step"], found["values"], list(found["trees"]))
-        message = None if failure is None else str(failure)
-        header, message = verbs.broadcast_object((header, message), 0, "hvdsync.checkpoint.restore")
-        if failure is not None:
-            raise failure
-        if message is not None:
-            raise CheckpointError(f"on rank 0: {message}")
+        found, header = _on_rank_zero(
+            lambda: self._read(state),
+            tell=lambda found: found and (found["step"], found["values"], list(found["trees"])),
+            name="restore",
+        )
         if header is None:
             return None
         step, values, names = header
@@ -110,11 +88,12 @@ class Checkpoint:
 
     def latest(self) -> int | None:
         """The step of the newest whole checkpoint, or None; rank 0 looks, every rank learns."""
-        step = None
-        if world.current().rank == 0:
-            newest = self._store.newest_whole()
-            step = None if newest is None else newest[1]["step"]
-        return verbs.broadcast_object(step, 0, "hvdsync.checkpoint.latest")
+        _, step = _on_rank_zero(
+            self._store.newest_whole,
+            tell=lambda newest: newest and newest[1]["step"],
+            name="latest",
+        )
+        return step
 
     def close(self) -> None:
         """Let another job write to the directory."""
@@ -182,3 +161,29 @@ class Checkpoint:
                 f"rank {world.current().rank}: another rank could not use the checkpoint in "
                 f"{self.directory}; its own message says why"
             )
+
+
+def _on_rank_zero(
+    action: Callable[[], Any], *, tell: Callable[[Any], Any], name: str
+) -> tuple[Any, Any]:
+    """Run ``action`` on rank 0: (its result there, else None), and ``tell`` of it on every rank.
+
+    What it raises is raised on every rank: on rank 0 itself, elsewhere as its message.
+    """
+    result, told, failure = None, None, None
+    if world.current().rank == 0:
+        try:
+            result = action()
+            told = tell(result)
+        except HvdsyncError as error:
+            failure = error
+        except Exception as error:  # whatever it is, the other ranks wait for the verdict
+            failure = CheckpointError(f"checkpoint {name} failed: {error!r}")
+            failure.__cause__ = error
+    message = None if failure is None else str(failure)
+    told, message = verbs.broadcast_object((told, message), 0, f"hvdsync.checkpoint.{name}")
+    if failure is not None:
+        raise failure
+    if message is not None:
+        raise CheckpointError(f"on rank 0: {message}")
+    return result, told

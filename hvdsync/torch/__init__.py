@@ -9,18 +9,7 @@ import numpy as np
 import torch
 
 from hvdsync.comm import horovod
-from hvdsync.comm.verbs import (
-    agree_all,
-    agree_any,
-    average_metrics,
-    local_rank,
-    local_size,
-    loss_scale,
-    rank,
-    rank_zero_first,
-    rank_zero_only,
-    size,
-)
+from hvdsync.comm.verbs import *
 from hvdsync.data.sampler import DistributedSampler
 from hvdsync.sync.schedule import scale_learning_rate, warmup
 from hvdsync.torch import elastic
