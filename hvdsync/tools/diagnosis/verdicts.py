@@ -136,7 +136,7 @@ def _extension(found: Findings, name: str, built_for: str) -> Verdict:
             cure,
         )
     mpi = entry.get("mpi")
-    if mpi and found.mpi is None:
+    if mpi and found.mpi is None and found.mpi_choice != "none":
         return Verdict(
             topic,
             Status.BROKEN,
@@ -195,6 +195,10 @@ def _build_tools(found: Findings) -> Iterator[Verdict]:
 
 
 def _mpi(found: Findings) -> Iterator[Verdict]:
+    if found.mpi is None and found.mpi_choice == "none":
+        text = "left out (HVDSYNC_MPI=none): horovodrun works over Gloo, mpirun does not"
+        yield Verdict("MPI", Status.NOTE, text)
+        return
     if found.mpi is None:
         yield Verdict(
             "MPI",

