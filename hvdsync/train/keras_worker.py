@@ -124,7 +124,8 @@ class _Progress(keras.callbacks.Callback):
 def _arrays(epoch: Epoch) -> list[Any]:
     """Images, labels and weights of an epoch; cut into batches in order, they are its passes.
 
-    Keras is given arrays, not a generator, out of which it takes batches much more slowly. A shorter batch that is not the last is filled up with samples of weight 0.
+    Keras is given arrays, not a generator, out of which it takes batches much more slowly. A batch
+    that is shorter and not the last is filled up with samples of weight 0.
     """
     parts = []
     for i, batch in enumerate(epoch):
