@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hvdsync.errors import BuildError
 from hvdsync.tools.horovod_build.capabilities import cuda_list
-from hvdsync.tools.horovod_build.patches import apply, replacements_for
+from hvdsync.tools.horovod_build.patches import apply
 from hvdsync.tools.horovod_build.source import unpack
 from hvdsync.tools.horovod_build.toolchain import (
     CUDA_LIST_VARIABLE,
@@ -60,8 +60,7 @@ def compile_wheel(target: Target, archive: Path, folder: Path, log: Path, consol
     check_toolchain()
     framework = target.framework
     tree = unpack(archive, folder / "source")
-    torch_version = framework.version if framework.name == "torch" else None
-    apply(tree, replacements_for(torch_version))
+    apply(tree, target.replacements)
     wheels = folder / "wheels"
     command = [sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "--no-build-isolation"]
     command += ["--wheel-dir", str(wheels), str(tree)]

@@ -163,18 +163,44 @@ ALWAYS = (
 )
 
 
+#: Applied to builds for a PyTorch with CUDA whose GPU tensors are to go through the CPU.
+STAGED = (
+    Replacement(
+        "cmake/Modules/FindPytorch.cmake",
+        "print(True if ((torch.version.cuda is not None) and (CUDA_HOME is not None)) else False)",
+        "print(False)",
+        why="PyTorch takes any nvcc on PATH, or a folder /usr/local/cuda without one, for a wish; "
+        "the build then needs the whole toolkit, or fails",
+    ),
+    Replacement(
+        "horovod/torch/mpi_ops_v2.cc",
+        "/*non_blocking=*/true",
+        "/*non_blocking=*/false",
+        why="without CUDA's events nothing else waits for the copy of a GPU tensor, and what is "
+        "reduced may be a half of it",
+        count=8,
+    ),
+)
+
+
 def torch_cxx_standard(torch_version: str) -> int:
     """C++ standard that the headers of this PyTorch need: 17, or 20 since 2.14."""
     return 20 if Version(torch_version).release >= (2, 14) else 17
 
 
-def replacements_for(torch_version: str | None = None) -> tuple[Replacement, ...]:
-    """All replacements for one build; ``torch_version`` is None when PyTorch is not built for."""
+def replacements_for(
+    torch_version: str | None = None, *, staged: bool = False
+) -> tuple[Replacement, ...]:
+    """All replacements for one build; ``torch_version`` is None when PyTorch is not built for.
+
+    ``staged``: this PyTorch can have GPU tensors, and the build has no GPU operations.
+    """
     if torch_version is None:
         return ALWAYS
     standard = torch_cxx_standard(torch_version)
     return (
         *ALWAYS,
+        *(STAGED if staged else ()),
         Replacement(
             "horovod/torch/CMakeLists.txt",
             "set(CMAKE_CXX_STANDARD 14)",

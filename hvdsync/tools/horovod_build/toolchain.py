@@ -18,7 +18,7 @@ from importlib import metadata, util
 from pathlib import Path
 
 from hvdsync.errors import BuildError
-from hvdsync.tools.horovod_build.patches import patch_level, replacements_for
+from hvdsync.tools.horovod_build.patches import Replacement, patch_level, replacements_for
 from hvdsync.tools.horovod_build.source import HOROVOD_VERSION
 
 FRAMEWORKS = ("torch", "tensorflow")
@@ -67,13 +67,19 @@ class Target:
     nccl: Nccl | None
 
     @property
+    def replacements(self) -> tuple[Replacement, ...]:
+        """What is mended in the source that is built."""
+        torch = self.framework.version if self.framework.name == "torch" else None
+        staged = self.framework.cuda is not None and self.nccl is None
+        return replacements_for(torch, staged=staged)
+
+    @property
     def key(self) -> str:
         """Name of the wheel's folder in the cache; equal keys mean equal wheels."""
-        torch = self.framework.version if self.framework.name == "torch" else None
         python = f"py{sys.version_info.major}{sys.version_info.minor}"
         parts = [
             f"horovod{HOROVOD_VERSION}",
-            f"p{patch_level(replacements_for(torch))}",
+            f"p{patch_level(self.replacements)}",
             f"{self.framework.name}{self.framework.version}",
             python + getattr(sys, "abiflags", ""),
             self.mpi.label if self.mpi else "nompi",

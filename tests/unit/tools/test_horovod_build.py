@@ -50,7 +50,7 @@ def test_the_key_names_all_that_a_wheel_depends_on() -> None:
 def test_the_key_changes_with_the_replacements(monkeypatch: pytest.MonkeyPatch) -> None:
     before = TARGET.key
     fewer = toolchain.replacements_for(None)[:-1]
-    monkeypatch.setattr(toolchain, "replacements_for", lambda version: fewer)
+    monkeypatch.setattr(toolchain, "replacements_for", lambda version, staged: fewer)
     assert TARGET.key != before
 
 
@@ -393,6 +393,18 @@ def test_nccl_needs_nvcc_and_nccl(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     found = toolchain.decide_nccl(cuda, "auto")
     assert found is not None and found.nccl_home == tmp_path
     assert toolchain.decide_nccl(cuda, "none") is None
+
+
+def test_a_cuda_torch_without_nccl_waits_for_its_copies_and_is_another_wheel() -> None:
+    staged, with_nccl = Target(CUDA_TORCH, None, None), Target(CUDA_TORCH, None, NCCL)
+    extra = set(staged.replacements) - set(with_nccl.replacements)
+    assert {item.file for item in extra} == {
+        "cmake/Modules/FindPytorch.cmake",
+        "horovod/torch/mpi_ops_v2.cc",
+    }
+    same_version = Target(replace(CUDA_TORCH, cuda=None), None, None)
+    assert not set(same_version.replacements) & extra
+    assert staged.key != same_version.key
 
 
 def test_a_cpu_build_is_kept_from_picking_an_nvcc(tmp_path: Path) -> None:
