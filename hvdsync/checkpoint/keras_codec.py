@@ -17,6 +17,7 @@ import numpy as np
 
 from hvdsync.checkpoint.codec import Codec
 from hvdsync.errors import CheckpointError
+from hvdsync.sync.keras_optimizer import build_alone
 from hvdsync.sync.variables import as_array
 
 
@@ -103,7 +104,8 @@ class KerasCodec(Codec):
     def _build_optimizer(self, obj: Any) -> None:
         optimizer = getattr(obj, "optimizer", None)
         if isinstance(obj, self._keras.Model) and optimizer is not None and not optimizer.built:
-            optimizer.build(obj.trainable_variables)
+            # Rank 0 reads while the others wait for what it read.
+            build_alone(optimizer, obj.trainable_variables)
 
     def _load_model(self, path: Path, name: str, model: Any) -> None:
         if not model.built:

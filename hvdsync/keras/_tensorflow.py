@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,12 @@ def reducescatter(value: Any, name: str | None, op: Any) -> Any:
     """Reduction over ranks, of which each gets its part of axis 0."""
     tensor = to_tensor(value)
     return hvd.reducescatter(tensor, op=op, name=name) if hvd.is_initialized() else tensor
+
+
+def are_initialized(variables: Sequence[Any]) -> bool:
+    """Whether the variables have values; those made while a function is traced get them later."""
+    with tf.init_scope():
+        return all(bool(variable_of(v).is_initialized()) for v in variables)
 
 
 def eagerly(function: Any, *args: Any) -> Any:

@@ -16,6 +16,7 @@ from hvdsync.comm import verbs
 from hvdsync.keras._backend import backend
 from hvdsync.keras.functions import broadcast_object, broadcast_variables
 from hvdsync.keras.runtime import init, shutdown
+from hvdsync.sync.keras_optimizer import build_alone
 from hvdsync.sync.variables import VariablesMemory
 
 __all__ = [
@@ -65,7 +66,7 @@ class KerasState(ObjectState):
         self.model = model
         self.optimizer = model.optimizer if optimizer is None else optimizer
         if self.optimizer is not None and not self.optimizer.built:
-            self.optimizer.build(model.trainable_variables)
+            build_alone(self.optimizer, model.trainable_variables)
         self._memory = VariablesMemory(self._listed)
         super().__init__(bcast_object=broadcast_object, get_rank=verbs.rank, **kwargs)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from hvdsync.keras._backend import backend
 from hvdsync.sync.keras_optimizer import Sharing, distribute_optimizer, with_loss_scaling
 from hvdsync.sync.variables import broadcast_through_host
 
+logger = logging.getLogger(__name__)
 hvd = backend.hvd
 Compression = backend.Compression
 
@@ -123,7 +125,7 @@ def distribute(
     """Make an optimizer data-parallel: ``model.compile(optimizer=hvd.distribute(optimizer))``.
 
     Gradients are averaged over ranks before they are applied. When the optimizer is built, which
-    ``fit`` does before the first batch, the trainable variables and the optimizer's state of rank
+    ``fit`` does before the first update, the trainable variables and the optimizer's state of rank
     0 are given to every rank; ``callbacks.BroadcastGlobalVariablesCallback`` adds the model's
     other variables. With one process the optimizer behaves bit for bit as before.
 
@@ -141,7 +143,7 @@ def distribute(
     if update is not None:
         raise ValueError(f"distribute: update is {update!r}; expected None (synchronous)")
     distributed = DistributedOptimizer(optimizer, compression=compression, **options)
-    distributed._sharing.when_built = _broadcast_from_rank_zero
+    distributed._sharing.before_build = _broadcast_from_rank_zero
     if distributed.built:
         _broadcast_from_rank_zero(distributed, distributed._trainable_variables)
     return distributed
@@ -149,6 +151,12 @@ def distribute(
 
 def _broadcast_from_rank_zero(optimizer: Any, variables: Sequence[Any]) -> None:
     if world.current().size == 1:
+        return
+    if not backend.are_initialized(variables):
+        logger.warning(
+            "the model is built inside its first step, where its variables cannot be broadcast; "
+            "build it before fit(), or give fit() a BroadcastGlobalVariablesCallback"
+        )
         return
     shared = [v for v in variables if optimizer._sharing.reducer.key(v) not in local(optimizer)]
     backend.eagerly(broadcast_through_host, [*shared, *optimizer.variables], 0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections.abc import Callable, Hashable, Sequence
 from types import ModuleType
 from typing import Any, Protocol
@@ -60,7 +61,8 @@ class Accumulation(Protocol):
 class Sharing:
     """What a distributed optimizer holds besides the optimizer's own state.
 
-    ``when_built(optimizer, variables)`` is called once its slots exist.
+    ``before_build(optimizer, variables)`` is called when the optimizer gets to know its variables,
+    before it makes slots from them.
     """
 
     def __init__(
@@ -68,14 +70,13 @@ class Sharing:
         reducer: Reducer,
         accumulation: Accumulation | None = None,
         scale_local: bool = True,
-        when_built: Callable[[Any, Sequence[Any]], None] | None = None,
+        before_build: Callable[[Any, Sequence[Any]], None] | None = None,
     ) -> None:
         self.reducer = reducer
         self.accumulation = accumulation
         self.scale_local = scale_local
-        self.when_built = when_built
+        self.before_build = before_build
         self.local: set[Hashable] = set()
-        self.inside_loss_scaler = False
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Gradients as the optimizer is to see them."""
@@ -143,6 +144,19 @@ def lift_loss_scaling(keras: ModuleType, optimizer: Any) -> Any:
     return distribute_optimizer(keras, optimizer, sharing)
 
 
+def build_alone(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Make the optimizer's slots without telling other ranks, which may not be doing so now."""
+    sharing = sharing_of(optimizer)
+    if sharing is None:
+        optimizer.build(variables)
+        return
+    told, sharing.before_build = sharing.before_build, None
+    try:
+        optimizer.build(variables)
+    finally:
+        sharing.before_build = told
+
+
 def sharing_of(optimizer: Any) -> Sharing | None:
     """What makes this optimizer distributed, or None when it is a plain one."""
     return getattr(optimizer, "_sharing", None)
@@ -160,11 +174,9 @@ def _distributed_class(base: Any) -> Any:
         __class__ = property(lambda self: base)  # type: ignore[assignment]
 
         def build(self, variables: Any) -> Any:
-            was_built = self.built
-            result = base.build(self, variables)
-            if not was_built and self._sharing.when_built is not None:
-                self._sharing.when_built(self, variables)
-            return result
+            if not self.built and self._sharing.before_build is not None:
+                self._sharing.before_build(self, variables)
+            return base.build(self, variables)
 
         def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
             return _apply(base, self, grads, trainable_variables)
@@ -178,19 +190,18 @@ def _distributed_class(base: Any) -> Any:
             """Seconds of communication that no computation hid, over all steps."""
             return self._sharing.reducer.waited_seconds
 
-        @property
-        def loss_scale_factor(self) -> Any:
-            return self.__dict__.get("loss_scale_factor")
-
-        @loss_scale_factor.setter
-        def loss_scale_factor(self, value: Any) -> None:
-            # LossScaleOptimizer takes this over from the optimizer that it is put around.
-            self.__dict__["loss_scale_factor"] = value
-            self._sharing.inside_loss_scaler = value is None
-
     Distributed.__name__ = f"Distributed{base.__name__}"
     Distributed.__qualname__ = Distributed.__name__
     return Distributed
+
+
+def _is_called_by_a_loss_scaler(optimizer: Any) -> bool:
+    """Whether a ``LossScaleOptimizer`` around this optimizer calls ``apply``.
+
+    It tells the inner optimizer nothing that could be seen otherwise.
+    """
+    caller = sys._getframe(3).f_locals.get("self")
+    return getattr(caller, "inner_optimizer", None) is optimizer
 
 
 def _apply(base: Any, optimizer: Any, grads: Any, trainable_variables: Any) -> Any:
@@ -201,7 +212,7 @@ def _apply(base: Any, optimizer: Any, grads: Any, trainable_variables: Any) -> A
     if not grads or (sharing.accumulation is None and not sharing.reducer.active):
         return base.apply(optimizer, grads, trainable_variables)
     sharing.reducer.check_compiled(optimizer)
-    if sharing.inside_loss_scaler and sharing.reducer.active:
+    if sharing.reducer.active and _is_called_by_a_loss_scaler(optimizer):
         raise HvdsyncError(
             "a LossScaleOptimizer was put around a distributed optimizer: each rank would decide "
             "alone whether a step is skipped. Distribute the outer one instead: "

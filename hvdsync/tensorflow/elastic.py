@@ -14,6 +14,7 @@ from horovod.common.elastic import ObjectState, run_fn
 from horovod.common.exceptions import HorovodInternalError
 
 from hvdsync.comm import verbs
+from hvdsync.sync.keras_optimizer import build_alone
 from hvdsync.sync.variables import VariablesMemory
 from hvdsync.tensorflow.functions import broadcast_object, broadcast_variables
 from hvdsync.tensorflow.runtime import init, shutdown
@@ -97,7 +98,7 @@ class TensorFlowKerasState(_VariablesState):
             return [*model.variables, *(variables() if callable(variables) else variables)]
 
         if self.optimizer is not None and getattr(self.optimizer, "built", None) is False:
-            self.optimizer.build(model.trainable_variables)
+            build_alone(self.optimizer, model.trainable_variables)
         super().__init__(listed, **kwargs)
 
 

@@ -1,0 +1,45 @@
+"""One Horovod world for all tests of a launch; ``KERAS_BACKEND`` says on which framework."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import pytest
+
+import hvdsync.keras as hvd
+
+
+@pytest.fixture(scope="session", autouse=True)
+def world():
+    if keras.backend.backend() == "torch":
+        import torch
+
+        torch.set_num_threads(1)
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def same_seed_on_all_ranks():
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(0)
+
+
+@pytest.fixture
+def shared_path(tmp_path_factory):
+    """A folder of rank 0 that all ranks know."""
+    return hvd.broadcast_object(tmp_path_factory.mktemp("shared") if hvd.rank() == 0 else None)
+
+
+@pytest.fixture
+def several_ranks():
+    if hvd.size() == 1:
+        pytest.skip("one rank has nobody to differ from")
+
+
+@pytest.fixture
+def tensorflow_backend():
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("a matter of Keras's TensorFlow backend")
