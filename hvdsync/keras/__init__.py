@@ -4,18 +4,7 @@
 Runs on Keras's TensorFlow and PyTorch backends, whichever ``keras.backend.backend()`` names.
 """
 
-from hvdsync.comm.verbs import (
-    agree_all,
-    agree_any,
-    average_metrics,
-    local_rank,
-    local_size,
-    loss_scale,
-    rank,
-    rank_zero_first,
-    rank_zero_only,
-    size,
-)
+from hvdsync.comm.verbs import *
 from hvdsync.data.sampler import DistributedSampler
 from hvdsync.data.tf_dataset import shard
 from hvdsync.keras import callbacks, elastic

@@ -48,18 +48,7 @@ from horovod.tensorflow import (  # noqa: E402
     vars_to_refs,
 )
 
-from hvdsync.comm.verbs import (  # noqa: E402
-    agree_all,
-    agree_any,
-    average_metrics,
-    local_rank,
-    local_size,
-    loss_scale,
-    rank,
-    rank_zero_first,
-    rank_zero_only,
-    size,
-)
+from hvdsync.comm.verbs import *  # noqa: E402
 from hvdsync.data.sampler import DistributedSampler  # noqa: E402
 from hvdsync.data.tf_dataset import shard  # noqa: E402
 from hvdsync.sync.schedule import scale_learning_rate, warmup  # noqa: E402
