@@ -34,9 +34,7 @@ class EventLog(Listener):
         self._epoch = 0
 
     def run_begins(self, facts: RunFacts) -> None:
-        values = asdict(facts)
-        config = values.pop("config")
-        self._write("run", **values, **config)
+        self._write("run", **asdict(facts))
         self._written = facts.resumed_from or 0
 
     def epoch_begins(self, epoch: int, samples: int) -> None:

@@ -84,7 +84,7 @@ class Epoch:
             yield Batch(images, labels, np.full(len(indices), weight, np.float32))
 
 
-def test_share(dataset: Dataset) -> Any:
+def evaluation_share(dataset: Dataset) -> Any:
     """The indices of the test samples that this rank evaluates; each sample is one rank's."""
     sampler = DistributedSampler(len(dataset.x_test), shuffle=False, uneven="exact")
     return np.fromiter(sampler, np.int64)

@@ -17,7 +17,7 @@ from hvdsync.errors import CheckpointError
 from hvdsync.sync.schedule import scale_learning_rate, warmup
 from hvdsync.train.agreement import together
 from hvdsync.train.config import TrainConfig
-from hvdsync.train.feed import Epoch, test_share
+from hvdsync.train.feed import Epoch, evaluation_share
 from hvdsync.train.listener import EpochResult, Listener, RunFacts, Standing, Summary
 from hvdsync.train.worker import Job, Observer, Tally, Worker
 
@@ -92,7 +92,7 @@ class Loop:
         )
 
     def _evaluate(self) -> Mapping[str, float]:
-        indices = test_share(self._job.dataset)
+        indices = evaluation_share(self._job.dataset)
         return _over_ranks(self._worker.evaluate(indices) if len(indices) else Tally())
 
     def _save(self) -> Path:

@@ -72,8 +72,14 @@ def _looks(groups: dict[str, list[str]]) -> click.RichHelpConfiguration:
     )
 
 
-class _FiniteFloat(click.FloatRange):
-    """A float within limits; infinity and NaN, which compare with nothing, are refused too."""
+class _WholeNumber(click.IntRange):
+    """A whole number within limits."""
+
+    name = "whole number"
+
+
+class _Number(click.FloatRange):
+    """A number within limits; infinity and NaN, which compare with nothing, are refused too."""
 
     name = "number"
 
@@ -122,9 +128,9 @@ def _type(entry: Field[Any], hint: Any) -> click.ParamType:
         return click.Choice(typing.get_args(hint))
     minimum, above = entry.metadata["minimum"], entry.metadata["above"]
     if hint is int:
-        return click.IntRange(min=int(minimum))
+        return _WholeNumber(min=int(minimum))
     if hint is float:
-        return _FiniteFloat(min=minimum if above is None else above, min_open=above is not None)
+        return _Number(min=minimum if above is None else above, min_open=above is not None)
     if hint is Path:
         return click.Path(file_okay=False, path_type=Path)
     return click.BOOL

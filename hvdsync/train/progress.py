@@ -198,5 +198,6 @@ def make_display() -> Display:
     standard error that decides.
     """
     terminal = Console(stderr=True)
-    output = Console()
-    return Bar(output, terminal) if terminal.is_terminal else Lines(output)
+    if terminal.is_terminal:
+        return Bar(Console(), terminal)
+    return Lines(Console(force_terminal=False))

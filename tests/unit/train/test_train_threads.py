@@ -1,0 +1,48 @@
+"""The ranks of one node together use its cores once, and no choice of the user's is overridden."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hvdsync.train.threads import VARIABLES, available_cores, cap, share_of_cores
+
+
+@pytest.mark.parametrize("node", [1, 2, 3, 4, 8, 64])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 8])
+def test_the_shares_of_a_node_do_not_exceed_its_cores(node: int, ranks: int) -> None:
+    share = share_of_cores(node, node, ranks)
+    assert share >= 1
+    assert share * ranks <= max(node, ranks)
+    assert (share + 1) * ranks > node
+
+
+def test_a_rank_that_the_launcher_has_bound_uses_what_it_was_bound_to() -> None:
+    assert share_of_cores(own=4, node=16, local_size=4) == 4
+    assert share_of_cores(own=1, node=16, local_size=4) == 1
+    assert share_of_cores(own=8, node=16, local_size=1) == 8
+
+
+def test_what_the_user_has_set_stays() -> None:
+    environ = {"OMP_NUM_THREADS": "7", "PATH": "/bin"}
+    cap(environ, 2)
+    assert environ.pop("OMP_NUM_THREADS") == "7"
+    assert environ.pop("PATH") == "/bin"
+    assert environ == {name: "2" for name in VARIABLES if name != "OMP_NUM_THREADS"}
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be bound here")
+def test_binding_of_one_process_is_told_from_that_of_its_launcher() -> None:
+    mine = os.sched_getaffinity(0)
+    program = (
+        f"import os; os.sched_setaffinity(0, {{{min(mine)}}})\n"
+        "from hvdsync.train.threads import available_cores; print(*available_cores())"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert run.stdout.split() == ["1", str(len(mine))]
+    assert available_cores()[0] == len(mine)
