@@ -118,8 +118,15 @@ def build_horovod(
 
 
 def _without_mpi() -> str:
-    if toolchain.mpi_choice() == "none":
+    choice = toolchain.mpi_choice()
+    if choice == "none":
         return f"{toolchain.MPI_VARIABLE}=none: Horovod is built with Gloo only."
+    if choice == "system":
+        # The cure below would change nothing.
+        return (
+            f"{toolchain.MPI_VARIABLE}=system, but no mpicxx is on PATH: "
+            "Horovod is built with Gloo only."
+        )
     return (
         "No MPI is found: Horovod is built with Gloo only. "
         'For MPI too: pip install "hvdsync[mpi]", then build again.'

@@ -252,6 +252,7 @@ def test_a_build_that_hvdsync_did_not_make_is_replaced(monkeypatch: pytest.Monke
 def test_without_mpi_a_line_says_that_it_is_gloo_only(monkeypatch: pytest.MonkeyPatch) -> None:
     _environment(monkeypatch, None, torch=TARGET.framework)
     monkeypatch.setattr(toolchain, "find_mpi", lambda: None)
+    monkeypatch.delenv("HVDSYNC_MPI", raising=False)
     console = _console()
     outcome = build.build_horovod(console=console)
     assert "Gloo only" in _said(console)
@@ -307,13 +308,26 @@ def test_an_mpi_that_was_refused_is_not_found(
         toolchain.find_mpi()
 
 
-def test_a_refused_mpi_is_said_to_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("choice", "line"),
+    [
+        ("none", "HVDSYNC_MPI=none: Horovod is built with Gloo only."),
+        (
+            "system",
+            "HVDSYNC_MPI=system, but no mpicxx is on PATH: Horovod is built with Gloo only.",
+        ),
+    ],
+)
+def test_a_choice_that_ends_without_mpi_is_named(
+    monkeypatch: pytest.MonkeyPatch, choice: str, line: str
+) -> None:
     _environment(monkeypatch, None, torch=TARGET.framework)
     monkeypatch.setattr(toolchain, "find_mpi", lambda: None)
-    monkeypatch.setenv("HVDSYNC_MPI", "none")
+    monkeypatch.setenv("HVDSYNC_MPI", choice)
     console = _console()
     build.build_horovod(console=console)
-    assert "HVDSYNC_MPI=none: Horovod is built with Gloo only." in _said(console)
+    assert line in _said(console)
+    assert "hvdsync[mpi]" not in _said(console)
 
 
 CUDA_TORCH = Framework("torch", "2.14.1+cu130", "13.0")
