@@ -16,6 +16,10 @@ def world():
         import torch
 
         torch.set_num_threads(1)
+    else:
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(1)
     hvd.init()
     yield
     hvd.shutdown()
