@@ -41,6 +41,16 @@ class Communicator(ABC):
     def local_size(self) -> int:
         """Number of processes on this host."""
 
+    @property
+    @abstractmethod
+    def cross_rank(self) -> int:
+        """Index of this host among those that have a process of this local rank."""
+
+    @property
+    @abstractmethod
+    def cross_size(self) -> int:
+        """Number of hosts that have a process of this local rank."""
+
     @abstractmethod
     def allreduce(
         self, array: np.ndarray, op: ReduceOp, name: str, group: Any = None
@@ -67,6 +77,8 @@ class SingleProcess(Communicator):
     size = 1
     local_rank = 0
     local_size = 1
+    cross_rank = 0
+    cross_size = 1
 
     def allreduce(
         self, array: np.ndarray, op: ReduceOp, name: str, group: Any = None

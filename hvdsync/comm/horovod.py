@@ -83,6 +83,14 @@ class HorovodCommunicator(Communicator):
     def local_size(self) -> int:
         return self._hvd.local_size()
 
+    @property
+    def cross_rank(self) -> int:
+        return self._hvd.cross_rank()
+
+    @property
+    def cross_size(self) -> int:
+        return self._hvd.cross_size()
+
     def _group(self, group: Any) -> Any:
         return self._hvd.global_process_set if group is None else group
 
@@ -113,32 +121,46 @@ class HorovodCommunicator(Communicator):
             self.allreduce(np.zeros(1, np.float32), "sum", "hvdsync.barrier", group)
 
 
-def start(
-    hvd: ModuleType,
-    to_tensor: Callable[[np.ndarray], Any],
-    to_array: Callable[[Any], np.ndarray],
-    *args: Any,
-    **kwargs: Any,
-) -> None:
-    """Initialise Horovod and make it the active communicator; further arguments are ``hvd.init``'s.
+def _to_torch(array: np.ndarray) -> Any:
+    import torch
+
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _to_tensorflow(array: np.ndarray) -> Any:
+    import tensorflow as tf
+
+    # On the host: what ranks say to one another is no work for an accelerator.
+    with tf.device("CPU:0"):
+        return tf.constant(array)
+
+
+_TO_TENSOR = {"torch": _to_torch, "tensorflow": _to_tensorflow}
+
+
+def start(framework: str, *args: Any, **kwargs: Any) -> None:
+    """Initialise Horovod for ``torch`` or ``tensorflow`` and make it the active communicator.
+
+    Further arguments are those of Horovod's ``init``.
 
     Raises :class:`LaunchError` when the launcher started more ranks than Horovod can see, as it
     happens when the launcher speaks MPI and Horovod was built without it.
     """
+    hvd = load(framework)
     launch = detect()
     with _defaults(_settings(launch)):
         hvd.init(*args, **kwargs)
-    communicator = HorovodCommunicator(hvd, to_tensor, to_array)
+    communicator = HorovodCommunicator(hvd, _TO_TENSOR[framework], lambda tensor: tensor.numpy())
     if launch is not None and not launch.elastic:
         _refuse_a_world_that_differs(launch, communicator, hvd)
     world.activate(communicator)
     logger.debug("rank %d of %d is up", communicator.rank, communicator.size)
 
 
-def stop(hvd: ModuleType) -> None:
+def stop(framework: str) -> None:
     """Shut Horovod down; the process is a world of one afterwards."""
     world.deactivate()
-    hvd.shutdown()
+    load(framework).shutdown()
 
 
 def _settings(launch: LaunchInfo | None) -> dict[str, str]:

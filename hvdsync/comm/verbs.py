@@ -22,6 +22,8 @@ __all__ = [
     "agree_all",
     "agree_any",
     "average_metrics",
+    "cross_rank",
+    "cross_size",
     "local_rank",
     "local_size",
     "loss_scale",
@@ -52,6 +54,16 @@ def local_rank() -> int:
 def local_size() -> int:
     """Number of processes on this host."""
     return world.current().local_size
+
+
+def cross_rank() -> int:
+    """Index of this host among those that have a process of this local rank."""
+    return world.current().cross_rank
+
+
+def cross_size() -> int:
+    """Number of hosts that have a process of this local rank."""
+    return world.current().cross_size
 
 
 def agree_any(flag: bool) -> bool:

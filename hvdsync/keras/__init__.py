@@ -26,7 +26,7 @@ from hvdsync.keras.optimizer import (
     PartialDistributedOptimizer,
     distribute,
 )
-from hvdsync.keras.runtime import cross_rank, cross_size, init, shutdown
+from hvdsync.keras.runtime import init, shutdown
 from hvdsync.sync.schedule import scale_learning_rate, warmup
 
 _hvd = _backend.hvd

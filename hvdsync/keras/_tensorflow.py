@@ -5,36 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
 
 from hvdsync.comm import horovod as _horovod
 from hvdsync.comm import world
 from hvdsync.sync.accumulation import GraphAccumulation
-from hvdsync.sync.compression import make_compression
+from hvdsync.sync.compression import tensorflow_compression
 from hvdsync.sync.tensorflow_reducer import GraphReducer, variable_of
 
-hvd = _horovod.load("tensorflow")
+FRAMEWORK = "tensorflow"
+hvd = _horovod.load(FRAMEWORK)
 
-Compression = make_compression(tf.cast, lambda tensor: tf.as_dtype(tensor.dtype).is_floating)
+Compression = tensorflow_compression(tf)
 
 
 def to_tensor(value: Any, name: str | None = None) -> Any:
     """A tensor with this value; Keras variables and NumPy arrays too."""
     value = variable_of(value)
     return value if tf.is_tensor(value) else tf.convert_to_tensor(value)
-
-
-def wire_tensor(array: np.ndarray) -> Any:
-    """A tensor of a message between ranks, on the host."""
-    with tf.device("CPU:0"):
-        return tf.constant(array)
-
-
-def wire_array(tensor: Any) -> np.ndarray:
-    """The message in such a tensor."""
-    return tensor.numpy()
 
 
 def make_reducer(

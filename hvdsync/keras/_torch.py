@@ -12,17 +12,14 @@ from horovod.common.exceptions import HorovodInternalError
 from hvdsync.comm import horovod as _horovod
 from hvdsync.comm import world
 from hvdsync.sync.accumulation import ListAccumulation
-from hvdsync.sync.compression import make_compression
+from hvdsync.sync.compression import torch_compression
 from hvdsync.sync.torch_reducer import ListReducer, Wire
 
-hvd = _horovod.load("torch")
+FRAMEWORK = "torch"
+hvd = _horovod.load(FRAMEWORK)
 
 
-def _cast(tensor: torch.Tensor, dtype: Any) -> torch.Tensor:
-    return tensor.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
-
-
-Compression = make_compression(_cast, torch.is_floating_point)
+Compression = torch_compression(torch)
 
 
 def to_tensor(value: Any, name: str | None = None) -> torch.Tensor:
@@ -31,16 +28,6 @@ def to_tensor(value: Any, name: str | None = None) -> torch.Tensor:
     if torch.is_tensor(value):
         return value.detach()
     return torch.from_numpy(np.array(value))
-
-
-def wire_tensor(array: np.ndarray) -> torch.Tensor:
-    """A tensor of a message between ranks, on the host."""
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
-
-
-def wire_array(tensor: torch.Tensor) -> np.ndarray:
-    """The message in such a tensor."""
-    return tensor.numpy()
 
 
 class _TorchReducer:

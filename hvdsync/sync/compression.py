@@ -1,11 +1,12 @@
 """What travels on the wire in place of a gradient: a tensor goes in, a smaller one comes out.
 
-Written once for all frameworks; each front door hands in how its tensors are cast.
+Written once for all frameworks; a front door hands in its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 
@@ -69,8 +70,15 @@ class Compression:
         self.fp16 = CastCompressor("float16", cast, is_floating)
 
 
-def make_compression(
-    cast: Callable[[Any, Any], Any], is_floating: Callable[[Any], bool]
-) -> Compression:
-    """The compressors of a framework: ``cast(tensor, dtype)`` takes a dtype's name or object."""
-    return Compression(cast, is_floating)
+def torch_compression(torch: ModuleType) -> Compression:
+    """The compressors of PyTorch tensors."""
+
+    def cast(tensor: Any, dtype: Any) -> Any:
+        return tensor.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+
+    return Compression(cast, torch.is_floating_point)
+
+
+def tensorflow_compression(tf: ModuleType) -> Compression:
+    """The compressors of TensorFlow tensors."""
+    return Compression(tf.cast, lambda tensor: bool(tf.as_dtype(tensor.dtype).is_floating))

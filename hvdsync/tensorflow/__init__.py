@@ -74,8 +74,6 @@ from hvdsync.tensorflow.functions import (  # noqa: E402
 )
 from hvdsync.tensorflow.optimizer import DistributedOptimizer, distribute  # noqa: E402
 from hvdsync.tensorflow.runtime import (  # noqa: E402
-    cross_rank,
-    cross_size,
     init,
     is_homogeneous,
     shutdown,

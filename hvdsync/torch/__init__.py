@@ -5,9 +5,6 @@ Horovod's names, mended for today's PyTorch, and the verbs that all front doors 
 
 from typing import Any
 
-import numpy as np
-import torch
-
 from hvdsync.comm import horovod
 from hvdsync.comm.verbs import *
 from hvdsync.data.sampler import DistributedSampler
@@ -23,13 +20,8 @@ from hvdsync.torch.functions import (
     broadcast_parameters,
 )
 from hvdsync.torch.ops import *
-from hvdsync.torch.ops import hvd as _hvd
 from hvdsync.torch.optimizer import DistributedOptimizer
 from hvdsync.torch.sync_batch_norm import SyncBatchNorm
-
-
-def _to_tensor(array: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def init(*args: Any, **kwargs: Any) -> None:
@@ -38,9 +30,9 @@ def init(*args: Any, **kwargs: Any) -> None:
 
     Raises ``LaunchError`` when the launcher started more ranks than Horovod sees.
     """
-    horovod.start(_hvd, _to_tensor, lambda tensor: tensor.numpy(), *args, **kwargs)
+    horovod.start("torch", *args, **kwargs)
 
 
 def shutdown() -> None:
     """Stop Horovod; afterwards this process is a world of one until the next ``init``."""
-    horovod.stop(_hvd)
+    horovod.stop("torch")

@@ -1,16 +1,7 @@
-"""``Compression`` for PyTorch tensors: the shared compressors with PyTorch's casts."""
-
-from __future__ import annotations
-
-from typing import Any
+"""``Compression`` for PyTorch tensors."""
 
 import torch
 
-from hvdsync.sync.compression import make_compression
+from hvdsync.sync.compression import torch_compression
 
-
-def _cast(tensor: torch.Tensor, dtype: Any) -> torch.Tensor:
-    return tensor.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
-
-
-Compression = make_compression(_cast, torch.is_floating_point)
+Compression = torch_compression(torch)

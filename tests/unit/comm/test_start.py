@@ -3,7 +3,6 @@
 import os
 import types
 
-import numpy as np
 import pytest
 
 from hvdsync.comm import horovod, world
@@ -18,13 +17,15 @@ def fake_horovod(size, seen):
     return hvd
 
 
-def start(size, seen):
-    horovod.start(fake_horovod(size, seen), np.asarray, np.asarray)
+@pytest.fixture
+def start(monkeypatch):
+    """Starts with a Horovod that sees ``size`` ranks."""
 
+    def start_with(size, seen):
+        monkeypatch.setattr(horovod, "load", lambda framework: fake_horovod(size, seen))
+        horovod.start("torch")
 
-@pytest.fixture(autouse=True)
-def no_world_left():
-    yield
+    yield start_with
     world.deactivate()
 
 
@@ -33,7 +34,7 @@ def mpirun(monkeypatch, size):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", str(size))
 
 
-def test_without_a_launcher_gloo_starts_alone_and_leaves_no_trace():
+def test_without_a_launcher_gloo_starts_alone_and_leaves_no_trace(start):
     before, seen = dict(os.environ), []
     start(1, seen)
     assert seen[0]["HOROVOD_CONTROLLER"] == seen[0]["HOROVOD_CPU_OPERATIONS"] == "gloo"
@@ -41,7 +42,7 @@ def test_without_a_launcher_gloo_starts_alone_and_leaves_no_trace():
     assert world.is_active()
 
 
-def test_what_the_user_has_set_stays(monkeypatch):
+def test_what_the_user_has_set_stays(start, monkeypatch):
     mpirun(monkeypatch, 1)
     monkeypatch.setenv("OMPI_MCA_mpi_yield_when_idle", "0")
     seen = []
@@ -50,14 +51,14 @@ def test_what_the_user_has_set_stays(monkeypatch):
     assert dict(os.environ)["OMPI_MCA_mpi_yield_when_idle"] == "0"
 
 
-def test_waiting_ranks_of_mpirun_yield_their_core(monkeypatch):
+def test_waiting_ranks_of_mpirun_yield_their_core(start, monkeypatch):
     mpirun(monkeypatch, 1)
     seen = []
     start(1, seen)
     assert seen[0]["OMPI_MCA_mpi_yield_when_idle"] == "1"
 
 
-def test_ranks_that_would_each_train_alone_are_refused(monkeypatch):
+def test_ranks_that_would_each_train_alone_are_refused(start, monkeypatch):
     mpirun(monkeypatch, 2)
     seen = []
     with pytest.raises(LaunchError, match=r"mpirun started 2 ranks .*Horovod sees 1"):
@@ -66,7 +67,7 @@ def test_ranks_that_would_each_train_alone_are_refused(monkeypatch):
     assert not world.is_active()
 
 
-def test_an_elastic_world_may_differ_from_the_start(monkeypatch):
+def test_an_elastic_world_may_differ_from_the_start(start, monkeypatch):
     for name, value in {"RANK": 0, "SIZE": 4, "ELASTIC": 1}.items():
         monkeypatch.setenv(f"HOROVOD_{name}", str(value))
     start(2, [])
