@@ -1,0 +1,50 @@
+"""The examples, as a newcomer starts them on two workers."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from train_runs import ROOT, launcher, newest, run, succeed
+
+# Enough to see it learn, at the options that each example has.
+BRIEF = {
+    "pytorch": ("--epochs", "1", "--steps", "150"),
+    "tensorflow": ("--steps", "300"),
+    "keras": ("--epochs", "1", "--steps", "150"),
+}
+
+
+@pytest.mark.parametrize("name", BRIEF)
+def test_an_example_learns_on_two_workers_and_rank_zero_tells(name, tmp_path):
+    script = ROOT / "examples" / f"{name}_mnist.py"
+    output = succeed([*launcher(2), "python", script, *BRIEF[name]], tmp_path)
+    told = re.findall(r"^\[(\d)\]<stdout>:test accuracy ([\d.]+)%", output, re.M)
+    ((rank, accuracy),) = told
+    assert rank == "0"
+    assert float(accuracy) > 85
+    assert "[1]<stdout>:" not in output
+    (written,) = tmp_path.iterdir()
+    folder = written / f"{name}-mnist"
+    if name == "pytorch":
+        import torch
+
+        state = torch.load(newest(folder) / "model.pt", weights_only=True)
+        assert state["0.weight"].shape == (128, 784)
+    elif name == "keras":
+        assert (newest(folder) / "model.keras").is_file()
+    else:
+        assert (folder / "model-1.index").is_file()
+
+
+def test_an_example_runs_without_a_launcher(tmp_path):
+    script = ROOT / "examples" / "pytorch_mnist.py"
+    result = run(["python", script, "--epochs", "1", "--steps", "20"], tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "test accuracy" in result.stdout
+
+
+@pytest.mark.parametrize("name", BRIEF)
+def test_an_example_is_short(name):
+    lines = (ROOT / "examples" / f"{name}_mnist.py").read_text().splitlines()
+    assert len(lines) <= 60
