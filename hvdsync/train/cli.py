@@ -45,7 +45,9 @@ def main(argv: list[str] | None = None) -> NoReturn:
     except HvdsyncError as error:
         _stop(f"Error: {error}", 1)
     except KeyboardInterrupt:
-        _stop("Stopped.", 130, tell=launch.rank == 0)
+        if launch.rank == 0:
+            click.echo("Stopped.", err=True)
+        sys.exit(130)
     sys.exit(0)
 
 

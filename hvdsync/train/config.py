@@ -43,7 +43,7 @@ class TrainConfig:
 
     framework: Literal["torch", "tensorflow", "keras"] = field(
         default="torch",
-        metadata=about("Who computes. Keras uses its own choice of backend.", MODEL),
+        metadata=about("What computes; Keras on the backend that it is configured for.", MODEL),
     )
     model: Literal["linear", "mlp", "cnn"] = field(
         default="cnn", metadata=about("The network.", MODEL)

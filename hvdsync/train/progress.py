@@ -167,7 +167,6 @@ class Bar(Display):
         unknown: dict[str, Any] = dict.fromkeys(("loss", "accuracy", "rate", "left"), "-")
         self._task = self._progress.add_task(self._title, total=samples, **unknown)
         self._progress.start()
-        self._progress.refresh()
 
     def draw(self, standing: Standing) -> None:
         now = time.perf_counter()
