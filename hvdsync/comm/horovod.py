@@ -5,6 +5,7 @@ A framework's name and its array conversions go in; an active ``HorovodCommunica
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import logging
@@ -45,6 +46,12 @@ def load(framework: str) -> ModuleType:
             f"the installed Horovod was built without {framework}, which hvdsync.{framework} "
             f"needs; {cure}"
         )
+    return _import(framework)
+
+
+@functools.cache
+def _import(framework: str) -> ModuleType:
+    # Kept: who puts a front door into sys.modules in place of Horovod means his own imports.
     return importlib.import_module(f"horovod.{framework}")
 
 

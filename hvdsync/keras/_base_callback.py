@@ -91,7 +91,7 @@ def prepare(model: Any) -> None:
     if lifted is not model.optimizer:
         model.optimizer = lifted
         _forget_compiled(model)
-    if sharing_of(model.optimizer) is None:
+    if sharing_of(model.optimizer) is None and model.trainable_variables:
         _refuse_plain_optimizer(model)
     if keras.backend.backend() == "tensorflow" and model.jit_compile:
         # XLA has no kernel for Horovod's collectives; the rest of the step compiles with TF.

@@ -16,6 +16,7 @@ from horovod.tensorflow import (  # noqa: E402
     ProcessSet,
     Product,
     Sum,
+    _executing_eagerly,  # not public, but scripts and Horovod's own tests ask it
     add_process_set,
     broadcast_global_variables,
     broadcast_object_fn,
@@ -34,6 +35,7 @@ from horovod.tensorflow import (  # noqa: E402
     local_size_op,
     mpi_built,
     mpi_enabled,
+    mpi_ops,
     mpi_threads_supported,
     nccl_built,
     process_set_included_op,
@@ -45,6 +47,7 @@ from horovod.tensorflow import (  # noqa: E402
     split_list,
     start_timeline,
     stop_timeline,
+    util,
     vars_to_refs,
 )
 

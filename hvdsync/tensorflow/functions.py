@@ -45,7 +45,7 @@ def broadcast_variables(
     """
     listed = [variable_of(variable) for variable in variables]
     if not listed or _alone(process_set):
-        return None
+        return None if tf.executing_eagerly() else tf.no_op()
     if not tf.executing_eagerly():
         return tf.group(*_assign_all(listed, root_rank, process_set))
     refuse_different(variables if isinstance(variables, Sequence) else listed, process_set)
