@@ -4,6 +4,7 @@
 Runs on Keras's TensorFlow and PyTorch backends, whichever ``keras.backend.backend()`` names.
 """
 
+from hvdsync.checkpoint.preemption import Preemption
 from hvdsync.comm.verbs import *
 from hvdsync.data.sampler import DistributedSampler
 from hvdsync.data.tf_dataset import shard

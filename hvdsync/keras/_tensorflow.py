@@ -12,6 +12,7 @@ from hvdsync.comm import horovod as _horovod
 from hvdsync.comm import world
 from hvdsync.sync.accumulation import GraphAccumulation
 from hvdsync.sync.compression import tensorflow_compression
+from hvdsync.sync.elastic import tensorflow_lost_rank
 from hvdsync.sync.tensorflow_reducer import GraphReducer, variable_of
 
 FRAMEWORK = "tensorflow"
@@ -106,8 +107,4 @@ def eagerly(function: Any, *args: Any) -> Any:
 
 def as_lost_rank(error: BaseException) -> HorovodInternalError | None:
     """The error that elastic training recovers from, if this one says that a rank was lost."""
-    if isinstance(error, tf.errors.UnknownError | tf.errors.AbortedError) and any(
-        mark in error.message for mark in ("Horovod", "horovod", ".bucket", "hvdsync.")
-    ):
-        return HorovodInternalError(error)
-    return None
+    return tensorflow_lost_rank(tf, error)

@@ -5,19 +5,16 @@ Stands for ``horovod.keras.elastic``; a model goes in, its last committed values
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import keras
-from horovod.common.elastic import ObjectState, run_fn
 
-from hvdsync.comm import verbs
 from hvdsync.keras._backend import backend
-from hvdsync.keras.functions import broadcast_object, broadcast_variables
 from hvdsync.keras.runtime import init, shutdown
+from hvdsync.sync import elastic
+from hvdsync.sync.elastic import VariablesState
 from hvdsync.sync.keras_optimizer import build_alone
-from hvdsync.sync.variables import VariablesMemory
 
 __all__ = [
     "CommitStateCallback",
@@ -34,18 +31,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     When a rank dies, the state goes back to its last commit, Horovod starts anew with the ranks
     that are left or joined, the state is made equal on all, and the function runs again.
     """
-
-    @functools.wraps(func)
-    def guarded(state: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return func(state, *args, **kwargs)
-        except Exception as error:
-            lost = backend.as_lost_rank(error)
-            if lost is None:
-                raise
-            raise lost from error
-
-    return run_fn(guarded, _reset)
+    return elastic.run(func, _reset, backend.as_lost_rank)
 
 
 def _reset() -> None:
@@ -53,7 +39,7 @@ def _reset() -> None:
     init()
 
 
-class KerasState(ObjectState):
+class KerasState(VariablesState):
     """State of a Keras model and its optimizer (stands for Horovod's of the same name).
 
     ``optimizer`` defaults to the one the model is compiled with; ``kwargs`` become attributes that
@@ -67,27 +53,11 @@ class KerasState(ObjectState):
         self.optimizer = model.optimizer if optimizer is None else optimizer
         if self.optimizer is not None and not self.optimizer.built:
             build_alone(self.optimizer, model.trainable_variables)
-        self._memory = VariablesMemory(self._listed)
-        super().__init__(bcast_object=broadcast_object, get_rank=verbs.rank, **kwargs)
 
-    def _listed(self) -> list[Any]:
-        return [*self.model.variables, *(self.optimizer.variables if self.optimizer else ())]
+        def listed() -> list[Any]:
+            return [*self.model.variables, *(self.optimizer.variables if self.optimizer else ())]
 
-    def save(self) -> None:
-        """Copy variables and attributes to memory."""
-        self._memory.save()
-        super().save()
-
-    def restore(self) -> None:
-        """Go back to what was saved last."""
-        self._memory.restore()
-        super().restore()
-
-    def sync(self) -> None:
-        """Give every rank the state of rank 0, and save it."""
-        broadcast_variables(self._listed(), root_rank=0)
-        self._memory.save()
-        super().sync()
+        super().__init__(listed, **kwargs)
 
 
 class CommitStateCallback(keras.callbacks.Callback):

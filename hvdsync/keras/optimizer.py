@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import keras
 from hvdsync.comm import world
 from hvdsync.keras._backend import backend
 from hvdsync.sync.keras_optimizer import Sharing, distribute_optimizer, with_loss_scaling
+from hvdsync.sync.options import check_engine, check_gradient_options
 from hvdsync.sync.variables import broadcast_through_host
 
 logger = logging.getLogger(__name__)
@@ -58,20 +58,29 @@ def DistributedOptimizer(
     """
     if op not in (hvd.Average, hvd.Sum):
         raise ValueError("op currently only supports Average and Sum")
-    return _wrap(
-        optimizer,
-        name,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
+    groups = check_gradient_options(
+        averages=op == hvd.Average,
+        predivide=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
+        passes=backward_passes_per_step,
     )
+    reducer = backend.make_reducer(
+        name or f"Distributed{type(optimizer).__name__}",
+        compression=compression,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        process_set=process_set,
+        sparse_as_dense=sparse_as_dense,
+        groups=groups,
+    )
+    accumulation = None
+    if backward_passes_per_step > 1:
+        accumulation = backend.make_accumulation(
+            backward_passes_per_step, average_aggregated_gradients
+        )
+    sharing = Sharing(reducer, accumulation, scale_local_gradients)
+    return distribute_optimizer(keras, with_loss_scaling(keras, optimizer), sharing)
 
 
 def PartialDistributedOptimizer(
@@ -120,6 +129,7 @@ def distribute(
     engine: str = "horovod",
     update: Any = None,
     compression: Any = Compression.none,
+    accumulate: int = 1,
     **options: Any,
 ) -> Any:
     """Make an optimizer data-parallel: ``model.compile(optimizer=hvd.distribute(optimizer))``.
@@ -134,14 +144,15 @@ def distribute(
         engine: ``"horovod"``.
         update: None, for synchronous gradient averaging.
         compression: ``Compression.none`` or ``.fp16``.
+        accumulate: batches per update. Their gradients are averaged, and travel at the last;
+            ``optimizer.iterations`` counts updates.
         options: further keyword arguments of :func:`DistributedOptimizer`.
 
     Raises ``ValueError`` for an engine or update rule that does not exist.
     """
-    if engine != "horovod":
-        raise ValueError(f"distribute: engine is {engine!r}; expected 'horovod'")
-    if update is not None:
-        raise ValueError(f"distribute: update is {update!r}; expected None (synchronous)")
+    check_engine(engine, update)
+    if accumulate != 1:
+        options.update(backward_passes_per_step=accumulate, average_aggregated_gradients=True)
     distributed = DistributedOptimizer(optimizer, compression=compression, **options)
     distributed._sharing.before_build = _broadcast_from_rank_zero
     if distributed.built:
@@ -165,50 +176,3 @@ def _broadcast_from_rank_zero(optimizer: Any, variables: Sequence[Any]) -> None:
 def local(optimizer: Any) -> set[Any]:
     """Keys of the variables that stay each rank's own."""
     return optimizer._sharing.local
-
-
-def _wrap(
-    optimizer: Any,
-    name: str | None,
-    compression: Any,
-    sparse_as_dense: bool,
-    gradient_predivide_factor: float,
-    op: Any,
-    backward_passes_per_step: int,
-    average_aggregated_gradients: bool,
-    num_groups: int,
-    groups: Any,
-    process_set: Any,
-    scale_local_gradients: bool,
-) -> Any:
-    if gradient_predivide_factor != 1.0 and op != hvd.Average:
-        raise ValueError("gradient_predivide_factor not supported with op != Average")
-    if num_groups != 0:
-        warnings.warn(
-            "Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=3
-        )
-        groups = num_groups if groups is None else groups
-    if isinstance(groups, int) and groups <= 0:
-        raise ValueError(
-            f"groups is {groups!r}; expected a positive integer or a list of lists of variables"
-        )
-    if backward_passes_per_step < 1:
-        raise ValueError(
-            f"backward_passes_per_step is {backward_passes_per_step}; expected 1 or more"
-        )
-    reducer = backend.make_reducer(
-        name or f"Distributed{optimizer.__class__.__name__}",
-        compression=compression,
-        op=op,
-        gradient_predivide_factor=gradient_predivide_factor,
-        process_set=process_set,
-        sparse_as_dense=sparse_as_dense,
-        groups=groups,
-    )
-    accumulation = None
-    if backward_passes_per_step > 1:
-        accumulation = backend.make_accumulation(
-            backward_passes_per_step, average_aggregated_gradients
-        )
-    sharing = Sharing(reducer, accumulation, scale_local_gradients)
-    return distribute_optimizer(keras, with_loss_scaling(keras, optimizer), sharing)

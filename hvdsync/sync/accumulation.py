@@ -28,9 +28,8 @@ class GraphAccumulation:
         gradients: Sequence[Any],
         variables: Sequence[Any],
         update: Callable[[Sequence[Any]], None],
-        skip: Callable[[], None],
     ) -> None:
-        """Add gradients; each ``passes``-th call runs ``update`` with the sums, else ``skip``."""
+        """Add gradients; each ``passes``-th call runs ``update`` with the sums."""
         tf = self._tf
         if self._counter is None:
             self._make_variables(variables)
@@ -51,11 +50,7 @@ class GraphAccumulation:
                 total.assign(tf.zeros_like(total))
             return self._counter.assign(0)
 
-        def wait() -> Any:
-            skip()
-            return tf.identity(count)
-
-        tf.cond(tf.equal(count, self._passes), finish, wait)
+        tf.cond(tf.equal(count, self._passes), finish, lambda: tf.identity(count))
 
     def _make_variables(self, variables: Sequence[Any]) -> None:
         tf = self._tf
@@ -80,9 +75,8 @@ class ListAccumulation:
         gradients: Sequence[Any],
         variables: Sequence[Any],
         update: Callable[[Sequence[Any]], None],
-        skip: Callable[[], None],
     ) -> None:
-        """Add gradients; each ``passes``-th call runs ``update`` with the sums, else ``skip``."""
+        """Add gradients; each ``passes``-th call runs ``update`` with the sums."""
         if self._count == 0:
             self._sums = [None if g is None else g.detach().clone() for g in gradients]
         else:
@@ -95,7 +89,6 @@ class ListAccumulation:
                     self._sums[i].add_(gradient.detach())
         self._count += 1
         if self._count < self._passes:
-            skip()
             return
         if self._average:
             self._sums = [None if s is None else s.div_(self._passes) for s in self._sums]

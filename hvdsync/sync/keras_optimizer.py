@@ -53,9 +53,8 @@ class Accumulation(Protocol):
         gradients: Sequence[Any],
         variables: Sequence[Any],
         update: Callable[[Sequence[Any]], None],
-        skip: Callable[[], None],
     ) -> None:
-        """Add gradients up; call ``update`` with the sums once per step, else ``skip``."""
+        """Add gradients up; call ``update`` with the sums once per step."""
 
 
 class Sharing:
@@ -230,7 +229,5 @@ def _apply(base: Any, optimizer: Any, grads: Any, trainable_variables: Any) -> A
         return update(grads)
     if not optimizer.built:
         optimizer.build(variables)  # its variables cannot be made inside a branch
-    sharing.accumulation.apply(
-        grads, variables, update, lambda: optimizer._iterations.assign_add(1)
-    )
+    sharing.accumulation.apply(grads, variables, update)
     return None

@@ -51,6 +51,7 @@ from horovod.tensorflow import (  # noqa: E402
     vars_to_refs,
 )
 
+from hvdsync.checkpoint.preemption import Preemption  # noqa: E402
 from hvdsync.comm.verbs import *  # noqa: E402
 from hvdsync.data.sampler import DistributedSampler  # noqa: E402
 from hvdsync.data.tf_dataset import shard  # noqa: E402

@@ -15,10 +15,10 @@ from hvdsync.comm import horovod as _horovod
 from hvdsync.comm import world
 from hvdsync.sync.accumulation import GraphAccumulation
 from hvdsync.sync.keras_optimizer import Sharing, distribute_optimizer, with_loss_scaling
+from hvdsync.sync.options import check_engine, check_gradient_options
 from hvdsync.sync.tensorflow_reducer import GraphReducer
 from hvdsync.tensorflow.compression import Compression
 from hvdsync.tensorflow.functions import broadcast_variables
-from hvdsync.tensorflow.tape import check_options
 
 hvd = _horovod.load("tensorflow")
 
@@ -55,7 +55,13 @@ def DistributedOptimizer(
     The result shares all state with the optimizer given, and saves as its class. With one rank it
     is bit for bit the plain optimizer. Raises ``ValueError`` for options that do not go together.
     """
-    groups = check_options(op, gradient_predivide_factor, num_groups, groups)
+    groups = check_gradient_options(
+        averages=op == hvd.Average,
+        predivide=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
+        passes=backward_passes_per_step,
+    )
     if op == hvd.Adasum and average_aggregated_gradients:
         raise ValueError("Adasum does not support average_aggregated_gradients == True")
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
@@ -74,10 +80,6 @@ def DistributedOptimizer(
             groups=groups,
             process_set=process_set,
             scale_local_gradients=scale_local_gradients,
-        )
-    if backward_passes_per_step < 1:
-        raise ValueError(
-            f"backward_passes_per_step is {backward_passes_per_step}; expected 1 or more"
         )
     reducer = GraphReducer(
         tf,
@@ -104,6 +106,7 @@ def distribute(
     engine: str = "horovod",
     update: Any = None,
     compression: Any = Compression.none,
+    accumulate: int = 1,
     **options: Any,
 ) -> tuple[Any, Any]:
     """Make replicas equal and keep them so: broadcast from rank 0, average gradients after.
@@ -119,21 +122,22 @@ def distribute(
         engine: ``"horovod"``.
         update: None, for synchronous gradient averaging.
         compression: ``Compression.none`` or ``.fp16``.
+        accumulate: calls of the optimizer per update. Their gradients are averaged, and travel at
+            the last; ``optimizer.iterations`` counts updates.
         options: further keyword arguments of :func:`DistributedOptimizer`.
 
     Raises ``ValueError`` for an engine or update rule that does not exist and for a model without
     variables, and ``RankMismatch`` on every rank when the models differ between ranks.
     """
-    if engine != "horovod":
-        raise ValueError(f"distribute: engine is {engine!r}; expected 'horovod'")
-    if update is not None:
-        raise ValueError(f"distribute: update is {update!r}; expected None (synchronous)")
+    check_engine(engine, update)
     variables = list(getattr(model, "variables", model))
     if not variables:
         raise ValueError(
             "distribute: the model has no variables yet; build it first, with "
             "model.build(input_shape) or by calling it on a batch"
         )
+    if accumulate != 1:
+        options.update(backward_passes_per_step=accumulate, average_aggregated_gradients=True)
     distributed = DistributedOptimizer(optimizer, compression=compression, **options)
     if world.current().size > 1:
         trainable = list(getattr(model, "trainable_variables", variables))

@@ -5,13 +5,13 @@ Composition around the user's ``tf.GradientTape``; whatever is not defined here 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Hashable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from hvdsync.comm import horovod as _horovod
+from hvdsync.sync.options import check_gradient_options
 from hvdsync.sync.tensorflow_reducer import GraphReducer, key_of
 from hvdsync.tensorflow.compression import Compression
 
@@ -130,7 +130,12 @@ def DistributedGradientTape(
     With one rank, gradients are the tape's own and nothing is added to the graph. Raises
     ``ValueError`` for options that do not go together.
     """
-    groups = check_options(op, gradient_predivide_factor, num_groups, groups)
+    groups = check_gradient_options(
+        averages=op == hvd.Average,
+        predivide=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
+    )
     listed: Any = groups
     if groups is not None and not isinstance(groups, int):
         listed = tuple(tuple(key_of(v) for v in group) for group in groups)
@@ -204,24 +209,3 @@ def local_weights(layers: Any, layer_class: Any) -> list[Any]:
     if not all(isinstance(layer, layer_class) for layer in listed):
         raise ValueError("All local layers must be of tf.keras.layers.Layer type.")
     return [weight for layer in listed for weight in layer.trainable_weights]
-
-
-def check_options(
-    op: Any,
-    gradient_predivide_factor: float,
-    num_groups: int,
-    groups: int | Sequence[Sequence[Any]] | None,
-) -> Any:
-    """``groups``, with Horovod's older ``num_groups`` taken into account; checks the rest."""
-    if gradient_predivide_factor != 1.0 and op != hvd.Average:
-        raise ValueError("gradient_predivide_factor not supported with op != Average")
-    if num_groups != 0:
-        warnings.warn(
-            "Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=3
-        )
-        groups = num_groups if groups is None else groups
-    if isinstance(groups, int) and groups <= 0:
-        raise ValueError(
-            f"groups is {groups!r}; expected a positive integer or a list of lists of variables"
-        )
-    return groups

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from hvdsync.comm import world
+from hvdsync.sync.options import check_engine
 from hvdsync.torch.compression import Compression
 from hvdsync.torch.functions import (
     broadcast_optimizer_state,
@@ -44,10 +45,7 @@ def distribute(
     Raises ``ValueError`` for an engine or update rule that does not exist, and ``RankMismatch``
     on every rank when the parameters' names, shapes or dtypes differ between ranks.
     """
-    if engine != "horovod":
-        raise ValueError(f"distribute: engine is {engine!r}; expected 'horovod'")
-    if update is not None:
-        raise ValueError(f"distribute: update is {update!r}; expected None (synchronous)")
+    check_engine(engine, update)
     names = {p: name for name, p in model.named_parameters()}
     trained = [p for group in optimizer.param_groups for p in group["params"]]
     named = list(model.named_parameters()) if all(p in names for p in trained) else None

@@ -15,6 +15,7 @@ import torch
 
 from hvdsync.comm import verbs
 from hvdsync.errors import RankMismatch
+from hvdsync.sync.options import check_gradient_options
 from hvdsync.sync.torch_reducer import Wire
 from hvdsync.torch.compression import Compression
 from hvdsync.torch.gradients import GradientReducer
@@ -229,12 +230,14 @@ def DistributedOptimizer(
     Raises ``ValueError`` for names that are missing or doubled, and :class:`RankMismatch` on
     every rank when names, shapes or dtypes differ between ranks.
     """
-    if gradient_predivide_factor != 1.0 and op != hvd.Average:
-        raise ValueError("gradient_predivide_factor needs op=Average")
-    if num_groups:
-        warnings.warn("num_groups is now called groups", DeprecationWarning, stacklevel=2)
-        groups = num_groups if groups is None else groups
-    _check_groups(groups)
+    groups = check_gradient_options(
+        averages=op == hvd.Average,
+        predivide=gradient_predivide_factor,
+        num_groups=num_groups,
+        groups=groups,
+        passes=backward_passes_per_step,
+    )
+    _check_members(groups)
     names = _names(optimizer, named_parameters)
     elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
     alone = verbs.size() == 1 and not elastic
@@ -279,12 +282,8 @@ def DistributedOptimizer(
     return _DistributedOptimizer(optimizer, reducer)
 
 
-def _check_groups(groups: Any) -> None:
-    if groups is None:
-        return
-    if not isinstance(groups, list):
-        if not groups > 0:
-            raise ValueError("groups should be a positive integer or a list of lists of tensors")
+def _check_members(groups: Any) -> None:
+    if groups is None or isinstance(groups, int):
         return
     seen: set[int] = set()
     for parameter in (p for group in groups for p in group):

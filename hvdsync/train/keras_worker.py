@@ -26,16 +26,10 @@ class KerasWorker(Worker):
         self._dataset = job.dataset
         self._device = _pin_gpu(config.device)
         self.model = make_model(job.network, job.network.initial_weights(config.seed))
-        accumulation: dict[str, Any] = {}
-        if config.accumulate > 1:
-            accumulation = {
-                "backward_passes_per_step": config.accumulate,
-                "average_aggregated_gradients": True,
-            }
         optimizer = hvd.distribute(
             make_optimizer(config),
             compression=getattr(hvd.Compression, config.compression),
-            **accumulation,
+            accumulate=config.accumulate,
         )
         cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         self.model.compile(

@@ -36,8 +36,7 @@ class TensorFlowWorker(Worker):
                 self.model,
                 self.optimizer,
                 compression=self._compression,
-                backward_passes_per_step=config.accumulate,
-                average_aggregated_gradients=True,
+                accumulate=config.accumulate,
             )
         else:
             self.optimizer.build(self.model.trainable_variables)
