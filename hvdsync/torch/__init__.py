@@ -5,6 +5,7 @@ Horovod's names, mended for today's PyTorch, and the verbs that all front doors 
 
 from typing import Any
 
+from hvdsync.checkpoint.preemption import Preemption
 from hvdsync.comm import horovod
 from hvdsync.comm.verbs import *
 from hvdsync.data.sampler import DistributedSampler
