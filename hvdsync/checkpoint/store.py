@@ -5,111 +5,181 @@ A function that writes files goes in, a verified folder comes out; nothing here 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-import hvdsync
-from hvdsync.errors import CheckpointError
+from hvdsync.checkpoint import manifest
+from hvdsync.checkpoint.manifest import UnknownLayout
+from hvdsync.errors import CheckpointError, HvdsyncError
 
 logger = logging.getLogger(__name__)
 
-MANIFEST = "manifest.json"
-FORMAT = 1
+# A job that was killed a moment ago, or a child of it, may still hold the lock.
+LOCK_SECONDS = 10.0
 _STEP = re.compile(r"step-(\d{8,})")
 _UNFINISHED = ".unfinished-"
 _REPLACED = ".replaced-"
+_LOCK = ".lock"
+
+
+@dataclass
+class _Survey:
+    """The steps that have a folder, by what their manifests say."""
+
+    known: list[tuple[int, int]] = field(default_factory=list)  # (sequence, step), in order
+    damaged: list[int] = field(default_factory=list)
+    foreign: list[int] = field(default_factory=list)
 
 
 class Store:
-    """The checkpoints of one run in ``directory``, the ``keep`` newest of them."""
+    """The checkpoints of one run in ``directory``, the ``keep`` newest of them.
 
-    def __init__(self, directory: Path, keep: int) -> None:
+    ``spare()`` names steps that stay although they are older. Newest means written last, which a
+    run that went back to an earlier step does not do with the highest step.
+    """
+
+    def __init__(
+        self, directory: Path, keep: int, spare: Callable[[], Iterable[int]] = tuple
+    ) -> None:
         if keep < 1:
             raise ValueError(f"Checkpoint: keep is {keep}; expected 1 or more")
         self.directory = directory
         self.keep = keep
+        self._spare = spare
         self._lock: FileLock | None = None
+        self._locked: tuple[int, int] | None = None
+
+    def claim(self) -> None:
+        """Make the directory and let no other job write to it.
+
+        Raises :class:`CheckpointError` when another job does, or when the disk refuses.
+        """
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            if self._lock is not None and self._identity() == self._locked:
+                return
+            if self._lock is not None:
+                logger.warning(
+                    "%s was removed while this job runs, with the checkpoints in it; it is made "
+                    "anew",
+                    self.directory,
+                )
+                self._lock.release(force=True)
+                self._lock = None
+            # One lock object per path and process: a second Checkpoint of this job is no stranger.
+            lock = FileLock(self.directory / _LOCK, is_singleton=True, thread_local=False)
+            first = not lock.is_locked
+            lock.acquire(timeout=LOCK_SECONDS)
+            self._lock, self._locked = lock, self._identity()
+            if first:
+                self._sweep()
+        except Timeout:
+            raise CheckpointError(
+                f"another job is writing checkpoints to {self.directory}; "
+                "stop it, or give this one a directory of its own"
+            ) from None
+        except OSError as error:
+            raise CheckpointError(
+                f"checkpoints cannot be written to {self.directory}: {error}. Earlier ones are "
+                "untouched; choose another directory"
+            ) from error
 
     def write(self, step: int, fill: Callable[[Path], None], about: Mapping[str, Any]) -> Path:
         """Write a checkpoint: ``fill(folder)`` puts its files into an empty folder.
 
         The files are synchronised to disk and listed in a manifest with their SHA-256 before the
         folder gets its final name; then older checkpoints beyond ``keep`` go. ``about`` is kept
-        in the manifest. Raises :class:`CheckpointError` when the disk refuses, with the earlier
-        checkpoints untouched.
+        in the manifest. Raises :class:`CheckpointError` when the disk refuses or ``fill`` fails,
+        with the earlier checkpoints untouched.
         """
-        final = self.directory / f"step-{step:08d}"
+        self.claim()
+        final = self._final(step)
         unfinished = self.directory / f"{_UNFINISHED}{final.name}"
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self._lock_for_writing()
-            self._sweep()
+            if unfinished.exists():
+                shutil.rmtree(unfinished)
             unfinished.mkdir()
             fill(unfinished)
-            self._write_manifest(unfinished, step, about)
+            sequence = max((sequence for sequence, _ in self._survey().known), default=0) + 1
+            manifest.write(unfinished, {"step": step, "sequence": sequence, **about})
             self._put_in_place(unfinished, final)
-        except OSError as error:
+        except BaseException as error:
             shutil.rmtree(unfinished, ignore_errors=True)
+            if isinstance(error, HvdsyncError) or not isinstance(error, Exception):
+                raise
+            # Writers tell a full disk in their own ways, some without its name.
             raise CheckpointError(
-                f"checkpoint of step {step} could not be written to {self.directory}: {error}; "
-                "earlier checkpoints are untouched. Make room or choose another directory"
+                f"checkpoint of step {step} could not be written to {self.directory}: "
+                f"{_reason(error)}{self._room()}; earlier checkpoints are untouched. Make room "
+                "or choose another directory"
             ) from error
-        except BaseException:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            raise
-        self._drop_old()
+        self._drop_old(step)
         return final
 
     def steps(self) -> list[int]:
-        """Steps that have a folder, oldest first; whether it is whole is not looked at."""
+        """Steps that have a folder, in order; whether it is whole is not looked at."""
         if not self.directory.is_dir():
             return []
-        found = (_STEP.fullmatch(entry.name) for entry in self.directory.iterdir())
-        return sorted(int(match[1]) for match in found if match)
+        names = {entry.name.removeprefix(_REPLACED) for entry in self.directory.iterdir()}
+        return sorted(int(match[1]) for match in map(_STEP.fullmatch, names) if match)
+
+    def history(self) -> list[int]:
+        """Steps in the order in which they were written.
+
+        Those whose manifest does not tell come last, where a reader meets and names them.
+        """
+        survey = self._survey()
+        return [*(step for _, step in survey.known), *sorted(survey.damaged + survey.foreign)]
 
     def folder(self, step: int) -> Path:
         """The folder of a step, whether it exists or not."""
-        return self.directory / f"step-{step:08d}"
+        final = self._final(step)
+        aside = self.directory / f"{_REPLACED}{final.name}"
+        # A run that was killed between two renames left the folder under this name.
+        return aside if aside.exists() and not final.exists() else final
 
-    def newest_whole(self) -> tuple[Path, dict[str, Any]] | None:
-        """The newest checkpoint that verifies, and its manifest; None when there is none.
+    def first_whole(self, steps: Iterable[int]) -> tuple[Path, dict[str, Any]] | None:
+        """The first of ``steps`` that verifies, and its manifest; None when there is none.
 
-        A damaged one is named in a warning, and the one before it is taken.
+        A damaged one is named in a warning.
         """
-        for step in reversed(self.steps()):
+        for step in steps:
             try:
                 return self.folder(step), self.verify(self.folder(step))
             except CheckpointError as error:
                 logger.warning("%s; trying the checkpoint before it", error)
         return None
 
-    def verify(self, folder: Path) -> dict[str, Any]:
-        """The manifest of a folder whose files all have the size and SHA-256 that it lists.
+    def newest_whole(self) -> tuple[Path, dict[str, Any]] | None:
+        """The checkpoint written last that verifies, and its manifest; None when there is none.
 
-        Raises :class:`CheckpointError` naming the file, what was found and what was expected.
+        A damaged one is named in a warning, and the one before it is taken.
         """
-        manifest = _read_manifest(folder)
-        for name, expected in manifest["files"].items():
-            path = folder / name
-            if not path.is_file():
-                raise CheckpointError(f"checkpoint {folder} is damaged: file {name} is missing")
-            found = _fingerprint(path)
-            if found != expected:
-                raise CheckpointError(
-                    f"checkpoint {folder} is damaged: file {name} has {found['bytes']} bytes and "
-                    f"SHA-256 {found['sha256']}, expected {expected['bytes']} bytes and "
-                    f"{expected['sha256']}"
-                )
-        return manifest
+        tried: set[int] = set()
+        # Again, while another job writes: what was listed may have gone, after a newer one came.
+        while steps := [step for step in self.history() if step not in tried]:
+            found = self.first_whole(reversed(steps))
+            if found is not None:
+                return found
+            tried.update(steps)
+        return None
+
+    def verify(self, folder: Path) -> dict[str, Any]:
+        """The manifest of a whole folder; see :func:`hvdsync.checkpoint.manifest.verify`."""
+        found = manifest.verify(folder)
+        if self._final(found["step"]).name != folder.name.removeprefix(_REPLACED):
+            raise CheckpointError(
+                f"checkpoint {folder} is damaged: its {manifest.MANIFEST} says step {found['step']}"
+            )
+        return found
 
     def close(self) -> None:
         """Let another job write here."""
@@ -117,19 +187,27 @@ class Store:
             self._lock.release()
             self._lock = None
 
-    def _lock_for_writing(self) -> None:
-        if self._lock is not None:
-            return
-        # One lock object per path and process: a second Checkpoint of this job is no stranger.
-        lock = FileLock(self.directory / ".lock", is_singleton=True)
+    def _final(self, step: int) -> Path:
+        return self.directory / f"step-{step:08d}"
+
+    def _identity(self) -> tuple[int, int] | None:
         try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise CheckpointError(
-                f"another job is writing checkpoints to {self.directory}; "
-                "stop it, or give this one a directory of its own"
-            ) from None
-        self._lock = lock
+            found = os.stat(self.directory / _LOCK)
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def _survey(self) -> _Survey:
+        survey = _Survey()
+        for step in self.steps():
+            try:
+                survey.known.append((manifest.read(self.folder(step)).get("sequence", 0), step))
+            except UnknownLayout:
+                survey.foreign.append(step)
+            except CheckpointError:
+                survey.damaged.append(step)
+        survey.known.sort()
+        return survey
 
     def _sweep(self) -> None:
         """Remove what a killed run left unfinished; bring back a folder it had set aside."""
@@ -143,74 +221,37 @@ class Store:
                 else:
                     entry.rename(final)
 
-    def _write_manifest(self, folder: Path, step: int, about: Mapping[str, Any]) -> None:
-        files = {}
-        for path in _files(folder):
-            _sync(path)
-            files[path.relative_to(folder).as_posix()] = _fingerprint(path)
-        manifest = {
-            "format": FORMAT,
-            "step": step,
-            "hvdsync": hvdsync.__version__,
-            **about,
-            "files": files,
-        }
-        path = folder / MANIFEST
-        path.write_text(json.dumps(manifest, indent=2) + "\n")
-        _sync(path)
-        for inner in sorted({folder, *(p.parent for p in _files(folder))}):
-            _sync(inner)
-
     def _put_in_place(self, unfinished: Path, final: Path) -> None:
-        replaced = self.directory / f"{_REPLACED}{final.name}"
+        aside = self.directory / f"{_REPLACED}{final.name}"
         if final.exists():
-            final.rename(replaced)
-        unfinished.rename(final)
-        _sync(self.directory)
-        if replaced.exists():
-            shutil.rmtree(replaced)
+            final.rename(aside)
+        try:
+            unfinished.rename(final)
+        except OSError:
+            if aside.exists():
+                aside.rename(final)
+            raise
+        manifest.synchronise(self.directory)
+        if aside.exists():
+            shutil.rmtree(aside)
 
-    def _drop_old(self) -> None:
-        for step in self.steps()[: -self.keep]:
+    def _drop_old(self, newest: int) -> None:
+        survey = self._survey()
+        # Damaged ones go first; what another version wrote is not ours to remove.
+        steps = [*survey.damaged, *(step for _, step in survey.known)]
+        for step in sorted({*steps[: -self.keep]} - {newest, *self._spare()}):
             try:
                 shutil.rmtree(self.folder(step))
             except OSError as error:
                 logger.warning("old checkpoint %s could not be removed: %s", step, error)
 
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        found = manifest["format"]
-        manifest["files"]
-    except FileNotFoundError:
-        raise CheckpointError(f"checkpoint {folder} is not whole: it has no {MANIFEST}") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"checkpoint {folder} is damaged: {MANIFEST} does not read ({error!r})"
-        ) from error
-    if found != FORMAT:
-        raise CheckpointError(
-            f"checkpoint {folder} has layout version {found}, and this hvdsync reads {FORMAT}; "
-            f"it was written by hvdsync {manifest.get('hvdsync', 'unknown')}"
-        )
-    return manifest
+    def _room(self) -> str:
+        try:
+            free = shutil.disk_usage(self.directory).free
+        except OSError:
+            return f" ({self.directory} is gone)"
+        return f" ({free / 2**20:.1f} MiB are free there)"
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.rglob("*")) if path.is_file())
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": digest}
-
-
-def _sync(path: Path) -> None:
-    """Ask the disk to keep a file's, or a directory's, content."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, OSError) else repr(error)

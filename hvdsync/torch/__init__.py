@@ -11,7 +11,7 @@ from hvdsync.comm.verbs import *
 from hvdsync.data.sampler import DistributedSampler
 from hvdsync.sync.schedule import scale_learning_rate, warmup
 from hvdsync.torch import elastic
-from hvdsync.torch.checkpoint import Checkpoint
+from hvdsync.torch.checkpoint import Checkpoint, RandomState
 from hvdsync.torch.compression import Compression
 from hvdsync.torch.distribute import distribute
 from hvdsync.torch.functions import (

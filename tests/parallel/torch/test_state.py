@@ -159,7 +159,7 @@ def test_nothing_to_restore_is_none_everywhere(shared_path):
 
 def test_a_checkpoint_of_another_model_is_refused_on_all_ranks(shared_path):
     hvd.Checkpoint(shared_path).save(1, model=nn.Linear(2, 2))
-    with pytest.raises(CheckpointError, match=r"(?s)model.*size mismatch"):
+    with pytest.raises(CheckpointError, match=r"model.*weight: found \(2, 2\), expected \(2, 3\)"):
         hvd.Checkpoint(shared_path).restore(model=nn.Linear(3, 2))
     with pytest.raises(CheckpointError, match="not optimizer"):
         hvd.Checkpoint(shared_path).restore(

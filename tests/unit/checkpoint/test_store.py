@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from hvdsync.checkpoint.store import MANIFEST, Store
+from hvdsync.checkpoint.manifest import MANIFEST
+from hvdsync.checkpoint.store import Store
 from hvdsync.errors import CheckpointError
 
 
@@ -86,6 +87,7 @@ def test_what_a_killed_run_left_is_swept_and_never_read(store):
     (store.directory / ".unfinished-step-00000002").mkdir()
     (store.directory / ".unfinished-step-00000002" / "data.txt").write_text("half")
     assert store.newest_whole()[1]["step"] == 1
+    store.close()  # as the kernel does for a process that was killed
     store.write(3, fill("x"), {})
     assert store.steps() == [1, 3]
     assert not list(store.directory.glob(".unfinished*"))
@@ -109,6 +111,8 @@ def test_two_jobs_in_one_folder_are_refused(store):
     store.write(1, fill("x"), {})
     code = (
         "import sys; from pathlib import Path\n"
+        "from hvdsync.checkpoint import store\n"
+        "store.LOCK_SECONDS = 0.2\n"
         "from hvdsync.checkpoint.store import Store\n"
         "Store(Path(sys.argv[1]), 2).write(2, lambda folder: None, {})"
     )
