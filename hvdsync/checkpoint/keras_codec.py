@@ -5,20 +5,24 @@ Written once for ``hvdsync.tensorflow`` and ``hvdsync.keras``; Keras is handed i
 
 from __future__ import annotations
 
-import copy
 import json
+import logging
 import tempfile
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from hvdsync.checkpoint import differences, keras_archive, plain
 from hvdsync.checkpoint.codec import Codec
+from hvdsync.checkpoint.keras_archive import Archive
 from hvdsync.errors import CheckpointError
 from hvdsync.sync.keras_optimizer import build_alone
-from hvdsync.sync.variables import as_array
+
+logger = logging.getLogger(__name__)
 
 
 class KerasCodec(Codec):
@@ -31,45 +35,53 @@ class KerasCodec(Codec):
 
     def __init__(self, keras: ModuleType) -> None:
         self._keras = keras
+        self._unrecordable = False
 
     def handles(self, obj: Any) -> bool:
         return _is_stateful(obj) or self._variables(obj) is not None
 
     def snapshot(self, name: str, obj: Any) -> Any:
         if isinstance(obj, self._keras.Model):
-            if not obj.built:
-                raise CheckpointError(f"{name}: the model is not built yet; it has nothing to save")
-            # A file's bytes: Keras writes a model that lives, and training goes on meanwhile.
-            with tempfile.TemporaryDirectory() as folder:
-                path = Path(folder, "model.keras")
-                obj.save(path)
-                return path.read_bytes()
+            _refuse_unbuilt(name, obj)
+            return self._record(name, obj)
+        return self.view(name, obj)
+
+    def view(self, name: str, obj: Any) -> Any:
+        if isinstance(obj, self._keras.Model):
+            _refuse_unbuilt(name, obj)
+            return obj
         if _is_stateful(obj):
-            return copy.deepcopy(obj.state_dict())
-        return [as_array(variable) for variable in self._variables(obj) or ()]
+            return plain.to_json(obj.state_dict(), f"the state of {name!r}")
+        return [keras_archive.own_array(variable) for variable in self._variables(obj) or ()]
 
     def write(self, folder: Path, name: str, snapshot: Any) -> None:
-        if isinstance(snapshot, bytes):
-            (folder / f"{name}.keras").write_bytes(snapshot)
+        path = folder / f"{name}.keras"
+        if isinstance(snapshot, Archive):
+            snapshot.write(path)
+        elif isinstance(snapshot, bytes):
+            path.write_bytes(snapshot)
+        elif isinstance(snapshot, str):
+            (folder / f"{name}.json").write_text(snapshot)
         elif isinstance(snapshot, list):
             arrays: dict[str, Any] = dict(_named(snapshot))
             np.savez(folder / f"{name}.npz", **arrays)
         else:
-            (folder / f"{name}.json").write_text(json.dumps(snapshot) + "\n")
+            snapshot.save(path)
 
     def read(self, folder: Path, name: str, obj: Any) -> Any:
         if isinstance(obj, self._keras.Model):
             self._load_model(folder / f"{name}.keras", name, obj)
-            return [as_array(variable) for variable in self._variables(obj) or ()]
+            return [keras_archive.own_array(variable) for variable in self._variables(obj) or ()]
         if _is_stateful(obj):
             return json.loads((folder / f"{name}.json").read_text())
         with np.load(folder / f"{name}.npz", allow_pickle=False) as stored:
             return [_typed(key, stored[key]) for key in stored.files]
 
-    def apply(self, obj: Any, tree: Any) -> None:
+    def check(self, obj: Any, tree: Any) -> None:
         if _is_stateful(obj):
-            obj.load_state_dict(tree)
             return
+        if isinstance(obj, self._keras.Model):
+            _refuse_unbuilt("the model", obj)
         self._build_optimizer(obj)
         variables = self._variables(obj) or []
         if len(variables) != len(tree):
@@ -77,20 +89,51 @@ class KerasCodec(Codec):
                 f"found {len(tree)} stored variables, expected {len(variables)}; is the optimizer "
                 "built (optimizer.build(model.trainable_variables)) and the model the same?"
             )
-        for variable, array in zip(variables, tree, strict=True):
-            if tuple(variable.shape) != array.shape:
-                label = getattr(variable, "path", variable.name)
-                raise CheckpointError(
-                    f"variable {label}: found shape {array.shape}, expected {tuple(variable.shape)}"
-                )
-        for variable, array in zip(variables, tree, strict=True):
+        labels = [getattr(v, "path", v.name) for v in variables]
+        difference = differences.compare(
+            {label: array.shape for label, array in zip(labels, tree, strict=True)},
+            {label: tuple(v.shape) for label, v in zip(labels, variables, strict=True)},
+        )
+        if difference:
+            raise CheckpointError(f"it is of other variables; {difference}")
+
+    def apply(self, obj: Any, tree: Any) -> None:
+        if _is_stateful(obj):
+            obj.load_state_dict(tree)
+            return
+        for variable, array in zip(self._variables(obj) or (), tree, strict=True):
             variable.assign(array)
 
+    def versions(self) -> Mapping[str, str]:
+        return {"keras": self._keras.__version__, "backend": self._keras.backend.backend()}
+
+    def _record(self, name: str, model: Any) -> Archive | bytes:
+        if not self._unrecordable:
+            try:
+                return keras_archive.record(model)
+            except (ImportError, AttributeError, TypeError) as error:
+                self._unrecordable = True
+                logger.warning(
+                    "%s: Keras %s saves in a way that hvdsync does not know (%r); saves in the "
+                    "background wait until the file is made",
+                    name,
+                    self._keras.__version__,
+                    error,
+                )
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "model.keras")
+            model.save(path)
+            return path.read_bytes()
+
     def _variables(self, obj: Any) -> list[Any] | None:
-        """Everything in ``obj`` that is to be stored, in a fixed order; None for other objects."""
+        """Everything in ``obj`` that is to be stored, in a fixed order; None for other objects.
+
+        Of a model its weights, not its seed generators: those are each rank's own, and no part of
+        what Keras saves (``RandomState`` keeps them).
+        """
         if isinstance(obj, self._keras.Model):
             optimizer = getattr(obj, "optimizer", None)
-            return [*obj.variables, *(optimizer.variables if optimizer is not None else ())]
+            return [*obj.weights, *(optimizer.variables if optimizer is not None else ())]
         if isinstance(obj, list | tuple) and obj:
             parts = [self._variables(part) for part in obj]
             return None if any(p is None for p in parts) else [v for p in parts for v in p or ()]
@@ -108,11 +151,9 @@ class KerasCodec(Codec):
             build_alone(optimizer, obj.trainable_variables)
 
     def _load_model(self, path: Path, name: str, model: Any) -> None:
-        if not model.built:
-            raise CheckpointError(
-                f"{name}: build the model (model.build(input_shape)) before restoring into it"
-            )
+        _refuse_unbuilt(name, model)
         self._build_optimizer(model)
+        self._refuse_another_model(path, name, model)
         with warnings.catch_warnings():
             # Keras only warns when it leaves the optimizer's state out.
             warnings.filterwarnings("error", message="Skipping variable loading for optimizer")
@@ -120,6 +161,26 @@ class KerasCodec(Codec):
                 model.load_weights(path)
             except (ValueError, UserWarning) as error:
                 raise CheckpointError(f"{path} does not fit {name!r}: {error}") from error
+
+    def _refuse_another_model(self, path: Path, name: str, model: Any) -> None:
+        """Before Keras, which stops in the middle, and says nothing of arrays that are too many."""
+        try:
+            expected = keras_archive.shapes(model)
+        except (ImportError, AttributeError, TypeError):
+            return  # another Keras; its own checks remain
+        found = keras_archive.stored_shapes(path)
+        if getattr(model, "optimizer", None) is None:
+            found = {k: shape for k, shape in found.items() if not k.startswith("optimizer/")}
+        if difference := differences.compare(found, expected):
+            raise CheckpointError(f"{path} does not fit {name!r}: {difference}")
+
+
+def _refuse_unbuilt(name: str, model: Any) -> None:
+    if not model.built:
+        raise CheckpointError(
+            f"{name}: the model is not built yet, so it has no variables; call it once, or "
+            "model.build(input_shape), on every rank"
+        )
 
 
 def _is_stateful(obj: Any) -> bool:

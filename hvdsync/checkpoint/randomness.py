@@ -31,14 +31,16 @@ class Stream:
 class RandomState:
     """A per-rank object: ``Checkpoint`` stores it from every rank and gives each its own back.
 
-    ``framework(generator)`` gives the framework's streams of a generator by kind, none for a kind
+    ``framework(generator)`` gives the framework's streams of a generator by kind, or None for one
     that it does not know; ``framework(None)`` gives its global ones.
     """
 
     per_rank = True
 
     def __init__(
-        self, framework: Callable[[Any], Mapping[str, Stream]], generators: Sequence[Any] = ()
+        self,
+        framework: Callable[[Any], Mapping[str, Stream] | None],
+        generators: Sequence[Any] = (),
     ) -> None:
         self._framework = framework
         self._generators = generators
@@ -85,11 +87,13 @@ class RandomState:
                 lambda: np.random.get_state(legacy=False),
                 lambda state: np.random.set_state(state),
             ),
-            **self._framework(None),
+            **(self._framework(None) or {}),
         }
         for i, generator in enumerate(self._generators):
-            found = self._framework(generator) or _plain_streams(generator)
-            if not found:
+            found = self._framework(generator)
+            if found is None:
+                found = _plain_streams(generator)
+            if found is None:
                 raise ValueError(
                     f"RandomState: found {type(generator).__name__}, expected a generator of "
                     "random numbers, or a model that has some"
@@ -98,7 +102,7 @@ class RandomState:
         return streams
 
 
-def _plain_streams(generator: Any) -> dict[str, Stream]:
+def _plain_streams(generator: Any) -> dict[str, Stream] | None:
     if isinstance(generator, np.random.Generator):
         bits = generator.bit_generator
         return {
@@ -113,7 +117,7 @@ def _plain_streams(generator: Any) -> dict[str, Stream]:
                 lambda state: generator.setstate(_to_python(state)),
             )
         }
-    return {}
+    return None
 
 
 def _from_python(state: tuple[Any, ...]) -> list[Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from typing import Any, Literal
 
 import keras
 
-from hvdsync.checkpoint import checkpoint
+from hvdsync.checkpoint import checkpoint, keras_randomness, randomness
 from hvdsync.checkpoint.keras_codec import KerasCodec
 
 
@@ -18,6 +19,39 @@ class Checkpoint(checkpoint.Checkpoint):
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], keep: int = 3, every: int | None = None
+        self,
+        directory: str | os.PathLike[str],
+        keep: int = 3,
+        every: int | None = None,
+        *,
+        background: bool = False,
+        best: str | None = None,
+        mode: Literal["max", "min"] = "max",
     ) -> None:
-        super().__init__(directory, keep, every, codec=KerasCodec(keras))
+        super().__init__(
+            directory,
+            keep,
+            every,
+            background=background,
+            best=best,
+            mode=mode,
+            codec=KerasCodec(keras),
+        )
+
+
+class RandomState(randomness.RandomState):
+    """The random streams of each rank: Python's, NumPy's global one, Keras's and TensorFlow's
+    global generator.
+
+    Given to ``Checkpoint.save`` and ``restore`` under a name of its own it makes a resumed run
+    draw the very numbers that the uninterrupted one would have drawn. ``generators`` are models,
+    whose seed generators (of dropout, say) are meant, and further generators:
+    ``keras.random.SeedGenerator``, ``tf.random.Generator``, ``numpy.random.Generator``,
+    ``random.Random``.
+
+    The older ``tf.random.uniform`` and its kind keep their place in kernels, where nobody can
+    read it: use a generator, or the stateless operations.
+    """
+
+    def __init__(self, *generators: Any) -> None:
+        super().__init__(keras_randomness.with_tensorflow, generators)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
-from hvdsync.checkpoint import checkpoint, differences, randomness
+from hvdsync.checkpoint import checkpoint, differences, randomness, torch_randomness
 from hvdsync.checkpoint.codec import Codec
 from hvdsync.comm import trees
 from hvdsync.errors import CheckpointError
@@ -118,26 +118,7 @@ class RandomState(randomness.RandomState):
     """
 
     def __init__(self, *generators: Any) -> None:
-        super().__init__(_streams, generators)
-
-
-def _streams(generator: Any) -> dict[str, randomness.Stream]:
-    if generator is None:
-        streams = {"torch": _stream(torch.get_rng_state, torch.set_rng_state)}
-        if torch.cuda.is_available():
-            streams["cuda"] = _stream(torch.cuda.get_rng_state, torch.cuda.set_rng_state)
-        return streams
-    if isinstance(generator, torch.Generator):
-        return {"torch.Generator": _stream(generator.get_state, generator.set_state)}
-    return {}
-
-
-def _stream(
-    get: Callable[[], torch.Tensor], put: Callable[[torch.Tensor], object]
-) -> randomness.Stream:
-    return randomness.Stream(
-        lambda: get().numpy().copy(), lambda state: put(torch.from_numpy(np.array(state)))
-    )
+        super().__init__(torch_randomness.streams, generators)
 
 
 def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
