@@ -72,11 +72,11 @@ class DistributedSampler:
             raise DataError(f"found rank={rank} and size={size}, expected both or neither")
         if not isinstance(shuffle, bool):
             raise DataError(f"found shuffle={shuffle!r}, expected True or False")
-        self.length = _whole("length", len(data) if isinstance(data, Sized) else data)
+        self.length = whole("length", len(data) if isinstance(data, Sized) else data)
         if self.length == 0:
             raise DataError("found a data set of 0 samples, expected at least 1")
         self.shuffle = shuffle
-        self.seed = _whole("seed", seed)
+        self.seed = whole("seed", seed)
         self.uneven: Uneven = uneven
         self._fixed = None if rank is None or size is None else (rank, size)
         self._next_epoch = 0
@@ -125,7 +125,7 @@ class DistributedSampler:
         After ``load_state_dict``, naming the saved epoch keeps the place in it; any other epoch is
         read from its beginning.
         """
-        epoch = _whole("epoch", epoch)
+        epoch = whole("epoch", epoch)
         if epoch != self._next_epoch:
             self._next_epoch, self._next_cursor = epoch, 0
         self._pass = None
@@ -144,7 +144,7 @@ class DistributedSampler:
         epoch, cursor = self._next_epoch, self._next_cursor
         now = self._pass
         given = 0 if now is None else now.given
-        consumed = given if consumed is None else _whole("consumed", consumed)
+        consumed = given if consumed is None else whole("consumed", consumed)
         if consumed > given:
             raise DataError(
                 f"found consumed={consumed}, expected at most {given}, the samples that this "
@@ -183,7 +183,7 @@ class DistributedSampler:
                     f"sampler state: found {key} {state[key]!r}, expected {expected!r} as in this "
                     f"sampler; resume with the data and arguments of the saved run, or start anew"
                 )
-        epoch, cursor = _whole("epoch", state["epoch"]), _whole("cursor", state["cursor"])
+        epoch, cursor = whole("epoch", state["epoch"]), whole("cursor", state["cursor"])
         share_size(self.length, cursor, 0, 1)
         if state.get("uneven", self.uneven) != self.uneven:
             logger.info(
@@ -225,7 +225,8 @@ class DistributedSampler:
         logger.log(level, "%d samples on %d ranks, uneven=%s: %s", rest, size, self.uneven, outcome)
 
 
-def _whole(name: str, value: Any) -> int:
+def whole(name: str, value: Any) -> int:
+    """``value`` as an int of 0 or more. Raises ``DataError`` that names it for anything else."""
     try:
         number = operator.index(value)
     except TypeError as error:

@@ -1,6 +1,7 @@
 """From arguments to a finished run: what has to be settled before a framework is imported.
 
-In: argv and the launcher's environment. Out: exit code 0; 1 with one message; 2 for wrong options.
+In: argv and the launcher's environment. Out: exit code 0; 1 with one message; 2 for wrong options;
+``--stop-code`` when the run was ended early.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
     launch = detect() or _ALONE
     config = parse(argv, launch)
     try:
-        train(config, launch)
+        code = train(config, launch)
     except AgreedError as error:
         _stop(f"Error: {error}", 1, tell=launch.rank == 0)
     except HvdsyncError as error:
@@ -48,7 +49,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
         if launch.rank == 0:
             click.echo("Stopped.", err=True)
         sys.exit(130)
-    sys.exit(0)
+    sys.exit(code)
 
 
 def parse(argv: list[str] | None, launch: LaunchInfo) -> TrainConfig:
@@ -71,8 +72,8 @@ def parse(argv: list[str] | None, launch: LaunchInfo) -> TrainConfig:
     return result
 
 
-def train(config: TrainConfig, launch: LaunchInfo) -> None:
-    """Load data and framework, and train; collective from ``init`` on."""
+def train(config: TrainConfig, launch: LaunchInfo) -> int:
+    """Load data and framework, and train; collective from ``init`` on. Gives the exit code."""
     threads.cap(os.environ, threads.share_of_cores(*threads.available_cores(), launch.local_size))
     _quieten(launch.rank)
     # Whatever every rank of a node finds wrong alike is told by the first of them.
@@ -82,12 +83,15 @@ def train(config: TrainConfig, launch: LaunchInfo) -> None:
         from hvdsync.train.models import make_network
 
         dataset = load(config.dataset, progress=launch.rank == 0, seed=config.seed)
-        network = make_network(config.model, dataset.image_shape, dataset.classes)
+        network = make_network(
+            config.model, dataset.image_shape, dataset.classes, dropout=config.dropout
+        )
         with without_greetings() if config.framework != "torch" else contextlib.nullcontext():
             module = importlib.import_module(worker_module)
         module.init()
 
     from hvdsync.train.agreement import together
+    from hvdsync.train.listener import Stopped
     from hvdsync.train.loop import Loop
     from hvdsync.train.runs import choose_directory
     from hvdsync.train.worker import Job
@@ -96,7 +100,8 @@ def train(config: TrainConfig, launch: LaunchInfo) -> None:
     job = Job(config, network, dataset)
     worker = together(lambda: module.worker(job))
     listener = together(lambda: _make_listener(config, launch.rank))
-    Loop(job, worker, directory, listener).run()
+    outcome = Loop(job, worker, directory, listener).run()
+    return config.stop_code if isinstance(outcome, Stopped) else 0
 
 
 def _find_worker(framework: str) -> str:

@@ -18,19 +18,21 @@ def about(
     *,
     minimum: float | None = None,
     above: float | None = None,
+    below: float | None = None,
     metavar: str | None = None,
     shown_default: str | None = None,
 ) -> dict[str, Any]:
     """What the option of a field and its help need.
 
-    ``minimum`` is the least value, ``above`` one that the value must exceed. ``shown_default`` is
-    what the help says in place of the default.
+    ``minimum`` is the least value, ``above`` one that the value must exceed, ``below`` one that it
+    must not reach. ``shown_default`` is what the help says in place of the default.
     """
     return {
         "help": help,
         "group": group,
         "minimum": minimum,
         "above": above,
+        "below": below,
         "metavar": metavar,
         "shown_default": shown_default,
     }
@@ -65,7 +67,23 @@ class TrainConfig:
     )
     seed: int = field(
         default=0,
-        metadata=about("Decides the initial weights and the order of samples.", MODEL, minimum=0),
+        metadata=about(
+            "Decides the initial weights, the order of samples and all noise.", MODEL, minimum=0
+        ),
+    )
+    dropout: float = field(
+        default=0.0,
+        metadata=about(
+            "Share of hidden units that each pass leaves out, others on each worker.",
+            MODEL,
+            minimum=0,
+            below=1,
+            metavar="P",
+        ),
+    )
+    augment: bool = field(
+        default=False,
+        metadata=about("Shift training images by up to two pixels, anew in each epoch.", MODEL),
     )
 
     optimizer: Literal["sgd", "momentum", "adam", "adamw"] = field(
@@ -107,11 +125,41 @@ class TrainConfig:
             shown_default="a new folder below runs/",
         ),
     )
-    resume: bool = field(
-        default=False,
+    checkpoint_every: int | None = field(
+        default=None,
+        metadata=about(
+            "Leave one after each so many steps, too.",
+            OUTPUT,
+            minimum=1,
+            metavar="STEPS",
+            shown_default="epochs only",
+        ),
+    )
+    resume: bool | None = field(
+        default=None,
         metadata=about(
             "Go on from the newest checkpoint of that folder, or of the newest one below runs/.",
             OUTPUT,
+            shown_default="yes in a named folder, otherwise no",
+        ),
+    )
+    max_time: float | None = field(
+        default=None,
+        metadata=about(
+            "Save and end before so many minutes are over; also [b]45s[/], [b]2h[/] or [b]1d[/].",
+            OUTPUT,
+            above=0,
+            metavar="MINUTES",
+            shown_default="no limit",
+        ),
+    )
+    stop_code: int = field(
+        default=0,
+        metadata=about(
+            "Exit code of a run that a signal or the time limit ended early.",
+            OUTPUT,
+            minimum=0,
+            below=256,
         ),
     )
     log_dir: Path | None = field(
@@ -123,3 +171,8 @@ class TrainConfig:
             shown_default="none",
         ),
     )
+
+    @property
+    def resumes(self) -> bool:
+        """Whether a checkpoint that is there is taken up: unless told, in a named folder."""
+        return self.checkpoint_dir is not None if self.resume is None else self.resume

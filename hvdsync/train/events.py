@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hvdsync.train.listener import EpochResult, Listener, RunFacts, Standing, Summary
+from hvdsync.train.listener import EpochResult, Listener, RunFacts, Standing, Stopped, Summary
 
 FILE = "events.jsonl"
 # Reading the loss costs a GPU a pause, and a curve needs no more points.
@@ -18,9 +18,9 @@ _EVERY_STEPS = 20
 class EventLog(Listener):
     """Writes ``events.jsonl`` and TensorBoard's files into ``directory``.
 
-    Each line is an object with ``event`` ("run", "step", "epoch" or "end"), ``time`` (seconds since
-    1970) and the numbers. A resumed run appends. Steps are every 20th, with rank 0's means of the
-    epoch so far; epochs have the means over all ranks.
+    Each line is an object with ``event`` ("run", "step", "epoch", and "end" or "stopped"),
+    ``time`` (seconds since 1970) and the numbers. A resumed run appends. Steps are every 20th, with
+    rank 0's means of the epoch so far; epochs have the means over all ranks.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -37,7 +37,7 @@ class EventLog(Listener):
         self._write("run", **asdict(facts))
         self._written = facts.resumed_from or 0
 
-    def epoch_begins(self, epoch: int, samples: int) -> None:
+    def epoch_begins(self, epoch: int, samples: int, before: int = 0) -> None:
         self._epoch = epoch
 
     def advanced(self, standing: Standing) -> None:
@@ -63,6 +63,9 @@ class EventLog(Listener):
 
     def run_ended(self, summary: Summary) -> None:
         self._write("end", **asdict(summary))
+
+    def run_stopped(self, stopped: Stopped) -> None:
+        self._write("stopped", **asdict(stopped))
 
     def close(self) -> None:
         self._lines.close()

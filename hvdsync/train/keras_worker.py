@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -12,7 +12,7 @@ import hvdsync.keras as hvd
 from hvdsync.keras.callbacks import set_rate
 from hvdsync.train import devices
 from hvdsync.train.feed import EVALUATION_BATCH, Epoch
-from hvdsync.train.keras_network import make_model, make_optimizer
+from hvdsync.train.keras_network import make_model, make_optimizer, noise_states
 from hvdsync.train.worker import Job, Observer, Tally, Worker
 
 init = hvd.init
@@ -25,7 +25,8 @@ class KerasWorker(Worker):
         config = job.config
         self._dataset = job.dataset
         self._device = _pin_gpu(config.device)
-        self.model = make_model(job.network, job.network.initial_weights(config.seed))
+        weights = job.network.initial_weights(config.seed)
+        self.model = make_model(job.network, weights, config.seed)
         optimizer = hvd.distribute(
             make_optimizer(config),
             compression=getattr(hvd.Compression, config.compression),
@@ -43,11 +44,21 @@ class KerasWorker(Worker):
         )
         # Here, and not in the middle of a restore on rank 0 alone: what is built is broadcast.
         optimizer.build(self.model.trainable_variables)
-        self._callbacks: list[Any] = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
-        self._progress = _Progress(None, None)
+        noise = noise_states(self.model)
+        self._random = hvd.RandomState(self.model) if noise else None
+        self._callbacks: list[Any] = [hvd.callbacks.BroadcastGlobalVariablesCallback(0, "", noise)]
+        self._progress = _Progress(None, None, None)
 
-    def train_epoch(self, epoch: Epoch, observer: Observer) -> Tally:
-        self._progress = _Progress(epoch, observer)
+    def train_epoch(
+        self, epoch: Epoch, observer: Observer, sums: Sequence[float] | None = None
+    ) -> Tally:
+        self._progress = _Progress(epoch, observer, sums)
+        if sums is not None:
+            self._build_metrics()
+        if epoch.passes == 0:
+            self._progress.take_up(self.model)
+            self._progress.logs = self.model.get_metrics_result()
+            return self.tally()
         images, labels, weights = _arrays(epoch)
         self.model.fit(
             images,
@@ -63,8 +74,19 @@ class KerasWorker(Worker):
         self._callbacks = []
         return self.tally()
 
+    def _build_metrics(self) -> None:
+        # Keras makes their variables when it first needs them, in the middle of the first step.
+        classes = self.model.output_shape[-1]
+        logits = keras.ops.zeros((1, classes))
+        self.model.compute_metrics(None, np.zeros(1, np.int64), logits, np.ones(1, np.float32))
+        self.model.reset_metrics()
+
     def tally(self) -> Tally:
         return _tally(self._progress.logs, self._progress.samples)
+
+    def sums(self) -> list[float]:
+        values = [float(keras.ops.convert_to_numpy(v)) for v in self.model.metrics_variables]
+        return [self._progress.samples, *values]
 
     def evaluate(self, indices: Any) -> Tally:
         images, labels = self._dataset.test_batch(indices)
@@ -73,11 +95,13 @@ class KerasWorker(Worker):
         )
         return _tally(logs, len(indices))
 
-    def checkpoint(self, directory: Any) -> hvd.Checkpoint:
-        return hvd.Checkpoint(directory)
+    def checkpoint(self, directory: Any, **options: Any) -> hvd.Checkpoint:
+        return hvd.Checkpoint(directory, **options)
 
     def state(self) -> Mapping[str, Any]:
-        return {"model": self.model}  # with its optimizer, since it is compiled
+        # With its optimizer, since it is compiled.
+        state: dict[str, Any] = {"model": self.model}
+        return state if self._random is None else {**state, "random": self._random}
 
     @property
     def waited_seconds(self) -> float:
@@ -91,13 +115,27 @@ class KerasWorker(Worker):
 class _Progress(keras.callbacks.Callback):
     """Sets the learning rate of each step and tells how far the epoch is."""
 
-    def __init__(self, epoch: Epoch | None, observer: Observer | None) -> None:
+    def __init__(
+        self, epoch: Epoch | None, observer: Observer | None, sums: Sequence[float] | None
+    ) -> None:
         super().__init__()
         self.logs: Mapping[str, Any] = {}
         self.samples = 0
         self._epoch = epoch
         self._observer = observer
+        self._sums = sums
         self._rate = 0.0
+
+    def take_up(self, model: keras.Model) -> None:
+        """Give the metrics what they had when the epoch was left."""
+        if self._sums is None:
+            return
+        self.samples = int(self._sums[0])
+        for variable, value in zip(model.metrics_variables, self._sums[1:], strict=True):
+            variable.assign(value)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.take_up(self.model)  # Keras has just set them to 0
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         assert self._epoch is not None and self._observer is not None
@@ -112,7 +150,8 @@ class _Progress(keras.callbacks.Callback):
         assert self._epoch is not None and self._observer is not None
         self.logs = logs or {}
         self.samples += self._epoch.own_samples[batch]
-        self._observer.pass_ended()
+        if self._observer.pass_ended():
+            self.model.stop_training = True
 
 
 def _arrays(epoch: Epoch) -> list[Any]:

@@ -16,8 +16,8 @@ from hvdsync.train.worker import Tally
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What is known before the first step. ``first_epoch`` counts from 0; it is more than 0, and
-    ``resumed_from`` a step, when the run goes on from a checkpoint."""
+    """What is known before the first step. ``first_epoch`` counts from 0, as epochs that are over;
+    ``resumed_from`` is a step when the run goes on from a checkpoint."""
 
     config: TrainConfig
     workers: int
@@ -32,8 +32,8 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class Standing:
-    """Where an epoch stands after a pass. ``samples`` are those of all ranks in this epoch;
-    ``tally`` gives rank 0's sums, at some cost, so ask it seldom."""
+    """Where an epoch stands after a pass. ``samples`` are those of all ranks since it began, or
+    was taken up; ``tally`` gives rank 0's sums, at some cost, so ask it seldom."""
 
     step: int
     samples: int
@@ -62,15 +62,28 @@ class EpochResult:
 @dataclass(frozen=True)
 class Summary:
     """The whole run. ``seconds`` include evaluation and checkpoints; ``images_per_second`` and
-    ``communication`` are None when nothing was left to train."""
+    ``communication`` are None when nothing was left to train; ``best_epoch`` counts from 1."""
 
     epochs: int
     step: int
     test_loss: float
     test_accuracy: float
+    best_test_accuracy: float
+    best_epoch: int
     seconds: float
     images_per_second: float | None
     communication: float | None
+    checkpoint: Path
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A run that was ended early: why, ``epochs`` that are over, and what it goes on from."""
+
+    reason: str
+    epochs: int
+    step: int
+    seconds: float
     checkpoint: Path
 
 
@@ -80,8 +93,10 @@ class Listener:
     def run_begins(self, facts: RunFacts) -> None:
         """Before the first step."""
 
-    def epoch_begins(self, epoch: int, samples: int) -> None:
-        """Epoch ``epoch`` (from 1) is about to train on ``samples`` samples of all ranks."""
+    def epoch_begins(self, epoch: int, samples: int, before: int = 0) -> None:
+        """Epoch ``epoch`` (from 1) is about to train on ``samples`` samples of all ranks.
+
+        ``before`` more were read before the run was resumed."""
 
     def advanced(self, standing: Standing) -> None:
         """After each backward pass."""
@@ -91,6 +106,9 @@ class Listener:
 
     def run_ended(self, summary: Summary) -> None:
         """When all is done."""
+
+    def run_stopped(self, stopped: Stopped) -> None:
+        """Instead, when it ends early and all is saved."""
 
     def close(self) -> None:
         """The run is over, whether it ended well or not."""
@@ -105,8 +123,8 @@ class Everyone(Listener):
     def run_begins(self, facts: RunFacts) -> None:
         self._tell("run_begins", facts)
 
-    def epoch_begins(self, epoch: int, samples: int) -> None:
-        self._tell("epoch_begins", epoch, samples)
+    def epoch_begins(self, epoch: int, samples: int, before: int = 0) -> None:
+        self._tell("epoch_begins", epoch, samples, before)
 
     def advanced(self, standing: Standing) -> None:
         self._tell("advanced", standing)
@@ -116,6 +134,9 @@ class Everyone(Listener):
 
     def run_ended(self, summary: Summary) -> None:
         self._tell("run_ended", summary)
+
+    def run_stopped(self, stopped: Stopped) -> None:
+        self._tell("run_stopped", stopped)
 
     def close(self) -> None:
         self._tell("close")

@@ -50,12 +50,14 @@ class Dense:
 @dataclass(frozen=True)
 class Network:
     """Convolutions, then dense layers on their output flattened in the order height, width,
-    channels. ``shape`` is the image's (H, W, C); the last layer gives the logits of the classes."""
+    channels. ``shape`` is the image's (H, W, C); the last layer gives the logits of the classes.
+    In training, ``dropout`` is the share of each hidden dense layer's outputs that are set to 0."""
 
     name: str
     shape: tuple[int, int, int]
     convolutions: tuple[Convolution, ...]
     dense: tuple[Dense, ...]
+    dropout: float = 0.0
 
     def initial_weights(self, seed: int) -> list[Array]:
         """Kernel and bias of each layer, float32.
@@ -81,8 +83,12 @@ _CONVOLUTIONS: dict[str, Sequence[int]] = {"linear": (), "mlp": (), "cnn": (16, 
 _HIDDEN: dict[str, Sequence[int]] = {"linear": (), "mlp": (256, 128), "cnn": (64,)}
 
 
-def make_network(name: str, shape: tuple[int, int, int], classes: int) -> Network:
+def make_network(
+    name: str, shape: tuple[int, int, int], classes: int, dropout: float = 0.0
+) -> Network:
     """The network ``name`` ("linear", "mlp" or "cnn") for images of ``shape`` (H, W, C).
+
+    "linear" has no hidden layer, so that ``dropout`` changes nothing there.
 
     Raises :class:`HvdsyncError` when the images are too small for it.
     """
@@ -101,4 +107,4 @@ def make_network(name: str, shape: tuple[int, int, int], classes: int) -> Networ
         Dense(inputs, units, relu=i < len(sizes) - 2)
         for i, (inputs, units) in enumerate(pairwise(sizes))
     ]
-    return Network(name, shape, tuple(convolutions), tuple(dense))
+    return Network(name, shape, tuple(convolutions), tuple(dense), dropout)

@@ -104,8 +104,26 @@ class _Dataset(click.ParamType):
         return str(value)
 
 
+class _Minutes(_Number):
+    """A time: minutes, or a number with the unit s, m, h or d."""
+
+    name = "time"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        unit = str(value)[-1:]
+        if unit not in _MINUTES:
+            return super().convert(value, param, ctx)
+        return super().convert(str(value)[:-1], param, ctx) * _MINUTES[unit]
+
+
+_MINUTES = {"s": 1 / 60, "m": 1, "h": 60, "d": 24 * 60}
+
+
 def _option(entry: Field[Any], hint: Any) -> click.Option:
     about = entry.metadata
+    hint = _without_none(hint)
     declarations = [entry.name, flag(entry.name)]
     if hint is bool:
         declarations[-1] += f"/--no-{entry.name.replace('_', '-')}"
@@ -119,18 +137,26 @@ def _option(entry: Field[Any], hint: Any) -> click.Option:
     )
 
 
+def _without_none(hint: Any) -> Any:
+    """The type in "Path | None", whose None is only the default."""
+    if not isinstance(hint, types.UnionType):
+        return hint
+    (only,) = (member for member in typing.get_args(hint) if member is not type(None))
+    return only
+
+
 def _type(entry: Field[Any], hint: Any) -> click.ParamType:
     if entry.name == "dataset":
         return _Dataset()
-    if isinstance(hint, types.UnionType):  # "Path | None": None only as the default
-        (hint,) = (member for member in typing.get_args(hint) if member is not type(None))
     if typing.get_origin(hint) is typing.Literal:
         return click.Choice(typing.get_args(hint))
-    minimum, above = entry.metadata["minimum"], entry.metadata["above"]
+    minimum, above, below = (entry.metadata[limit] for limit in ("minimum", "above", "below"))
     if hint is int:
-        return _WholeNumber(min=int(minimum))
+        return _WholeNumber(min=int(minimum), max=below, max_open=below is not None)
     if hint is float:
-        return _Number(min=minimum if above is None else above, min_open=above is not None)
+        kind = _Minutes if entry.name == "max_time" else _Number
+        lowest = minimum if above is None else above
+        return kind(lowest, below, min_open=above is not None, max_open=below is not None)
     if hint is Path:
         return click.Path(file_okay=False, path_type=Path)
     return click.BOOL

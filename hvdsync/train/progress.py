@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -10,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from hvdsync.train.listener import EpochResult, Listener, RunFacts, Standing, Summary
+from hvdsync.train.listener import EpochResult, Listener, RunFacts, Standing, Stopped, Summary
 
 # A bar that is drawn more often costs training time where cores are few.
 _REFRESH_SECONDS = 0.25
@@ -29,6 +30,7 @@ class Display(Listener):
         self._epochs = 0
         self._title = ""
         self._total = 0
+        self._done = 0
         self._drawn = 0.0
         self._before: Standing | None = None
 
@@ -46,14 +48,14 @@ class Display(Listener):
                 f"going on after epoch {facts.first_epoch}, step {facts.resumed_from}, "
                 f"of {facts.directory}"
             )
-        elif config.resume:
+        elif config.resume:  # asked for, so its absence is news
             self.say(f"no checkpoint in {facts.directory} yet: starting from the beginning")
         if facts.first_epoch >= config.epochs:
             self.say(f"nothing is left to train: --epochs is {config.epochs}")
 
-    def epoch_begins(self, epoch: int, samples: int) -> None:
+    def epoch_begins(self, epoch: int, samples: int, before: int = 0) -> None:
         self._title = f"epoch {epoch}/{self._epochs}"
-        self._total = samples
+        self._total, self._done = before + samples, before
         self._drawn = time.perf_counter()
         self._before = None
 
@@ -82,7 +84,7 @@ class Display(Listener):
         }
         if seconds > 0:
             rate = (standing.samples - self._before.samples) / seconds
-            left = (self._total - standing.samples) / rate
+            left = (self._total - self._done - standing.samples) / rate
             values["rate"] = f"{rate:,.0f}"
             values["left"] = f"{int(left // 60)}:{int(left % 60):02d}"
         return values
@@ -101,9 +103,12 @@ class Display(Listener):
         rows = {
             "test accuracy": f"{summary.test_accuracy:.2%}",
             "test loss": f"{summary.test_loss:.4f}",
+            "best": f"{summary.best_test_accuracy:.2%} after epoch {summary.best_epoch}",
             "trained": f"{summary.epochs} epoch(s), {summary.step:,} steps",
             "wall time": f"{summary.seconds:.1f} s",
         }
+        if summary.best_epoch in (0, summary.epochs):
+            del rows["best"]
         if summary.images_per_second is not None and summary.communication is not None:
             rows["images/s"] = f"{summary.images_per_second:,.0f} over all workers"
             rows["communication"] = f"{summary.communication:.0%} of training time"
@@ -111,6 +116,13 @@ class Display(Listener):
         for name, value in rows.items():
             table.add_row(name, escape(value))
         self._output.print(table)
+
+    def run_stopped(self, stopped: Stopped) -> None:
+        self.close()
+        self.say(
+            f"ended early by {stopped.reason}: step {stopped.step:,} is saved in "
+            f"{stopped.checkpoint}; --resume goes on from there"
+        )
 
     def say(self, text: str) -> None:
         """One line, however long: only a terminal wraps."""
@@ -126,7 +138,8 @@ class Lines(Display):
 
     def draw(self, standing: Standing) -> None:
         now = time.perf_counter()
-        tenth = 10 * standing.samples // self._total
+        done = self._done + standing.samples
+        tenth = 10 * done // self._total
         since = now - self._drawn
         passed_a_tenth = tenth > self._tenth and since >= _SHORTEST_LINE_SECONDS
         if tenth >= 10 or not (passed_a_tenth or since >= _LINE_SECONDS):
@@ -134,13 +147,13 @@ class Lines(Display):
         self._tenth, self._drawn = tenth, now
         numbers = self.numbers(standing)
         self.say(
-            f"{self._title}  {standing.samples / self._total:4.0%}  loss {numbers['loss']}  "
+            f"{self._title}  {done / self._total:4.0%}  loss {numbers['loss']}  "
             f"accuracy {numbers['accuracy']}  {numbers['rate']} images/s  {numbers['left']} left"
         )
 
-    def epoch_begins(self, epoch: int, samples: int) -> None:
-        super().epoch_begins(epoch, samples)
-        self._tenth = 0
+    def epoch_begins(self, epoch: int, samples: int, before: int = 0) -> None:
+        super().epoch_begins(epoch, samples, before)
+        self._tenth = 10 * before // self._total
 
 
 class Bar(Display):
@@ -151,8 +164,8 @@ class Bar(Display):
         self._terminal = terminal
         self._progress: Progress | None = None
 
-    def epoch_begins(self, epoch: int, samples: int) -> None:
-        super().epoch_begins(epoch, samples)
+    def epoch_begins(self, epoch: int, samples: int, before: int = 0) -> None:
+        super().epoch_begins(epoch, samples, before)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -165,7 +178,9 @@ class Bar(Display):
             auto_refresh=False,
         )
         unknown: dict[str, Any] = dict.fromkeys(("loss", "accuracy", "rate", "left"), "-")
-        self._task = self._progress.add_task(self._title, total=samples, **unknown)
+        self._task = self._progress.add_task(
+            self._title, total=self._total, completed=before, **unknown
+        )
         self._progress.start()
 
     def draw(self, standing: Standing) -> None:
@@ -175,7 +190,7 @@ class Bar(Display):
         self._drawn = now
         self._progress.update(
             self._task,
-            completed=standing.samples,
+            completed=self._done + standing.samples,
             refresh=True,
             **self.numbers(standing),
         )
@@ -190,13 +205,22 @@ class Bar(Display):
             self._progress = None
 
 
+class _Output(Console):
+    """Falls silent when nobody reads any more: a run whose launcher was killed still saves."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        # Python writes out what is left when it ends, and would end with an error.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+
+
 def make_display() -> Display:
     """A bar when standard error is a terminal, else lines; results go to standard output.
 
     ``mpirun`` gives ranks a pseudo-terminal for standard output that no one watches, so it is
     standard error that decides.
     """
-    terminal = Console(stderr=True)
+    terminal = _Output(stderr=True)
     if terminal.is_terminal:
-        return Bar(Console(), terminal)
-    return Lines(Console(force_terminal=False))
+        return Bar(_Output(), terminal)
+    return Lines(_Output(force_terminal=False))

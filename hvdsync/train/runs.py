@@ -18,8 +18,8 @@ def choose_directory(config: TrainConfig) -> Path:
 
     ``--checkpoint-dir`` is taken as it is. Without it each run gets the next free number in
     ``runs/<data set>-<model>-<framework>``, or with ``--resume`` the newest one that holds a
-    checkpoint, if there is one. Raises on every rank when a new run would mix its checkpoints with
-    those of an earlier one, or the folder cannot be made.
+    checkpoint, if there is one. Raises on every rank when ``--no-resume`` would mix the checkpoints
+    of a new run with those of an earlier one, or the folder cannot be made.
     """
     chosen = together(lambda: _choose(config) if verbs.rank() == 0 else None)
     directory: Path = verbs.broadcast_object(chosen, 0, "hvdsync.train.directory")
@@ -29,15 +29,16 @@ def choose_directory(config: TrainConfig) -> Path:
 def _choose(config: TrainConfig) -> Path:
     if config.checkpoint_dir is not None:
         steps = Store(config.checkpoint_dir, 1).steps()
-        if steps and not config.resume:
+        if steps and not config.resumes:
             raise CheckpointError(
-                f"{config.checkpoint_dir} holds the checkpoint of step {steps[-1]} of an earlier "
-                "run; give --resume to go on from it, or another --checkpoint-dir"
+                f"--no-resume: {config.checkpoint_dir} holds the checkpoint of step {steps[-1]} of "
+                "an earlier run; leave the option out to go on from it, or give another "
+                "--checkpoint-dir"
             )
         return config.checkpoint_dir
     family = RUNS / f"{Path(config.dataset).stem}-{config.model}-{config.framework}"
     numbers = _numbers(family)
-    if config.resume:
+    if config.resumes:
         for number in reversed(numbers):
             if Store(family / str(number), 1).steps():
                 return family / str(number)

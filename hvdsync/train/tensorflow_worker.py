@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -11,7 +11,7 @@ import hvdsync.tensorflow as hvd
 from hvdsync.keras.callbacks import set_rate
 from hvdsync.train import devices
 from hvdsync.train.feed import Epoch, evaluation_batches
-from hvdsync.train.keras_network import make_model, make_optimizer
+from hvdsync.train.keras_network import make_model, make_optimizer, noise_states
 from hvdsync.train.worker import Job, Observer, Tally, Worker
 
 init = hvd.init
@@ -24,12 +24,17 @@ class TensorFlowWorker(Worker):
         config = job.config
         self._dataset = job.dataset
         self._device = pin_gpu(config.device)
-        self.model = make_model(job.network, job.network.initial_weights(config.seed))
+        weights = job.network.initial_weights(config.seed)
+        self.model = make_model(job.network, weights, config.seed)
+        noise = noise_states(self.model)
+        own_noise = [variable.numpy() for variable in noise]
         self.optimizer = make_optimizer(config)
         self._compression = getattr(hvd.Compression, config.compression)
         self._rate = 0.0
         self._tape: Any = None
         self._accumulates = config.accumulate > 1
+        # A checkpoint holds its slots, and is restored before the first step.
+        self.optimizer.build(self.model.trainable_variables)
         if self._accumulates:
             # Gradients add up in the optimizer, so that is where they are reduced.
             self.model, self.optimizer = hvd.distribute(
@@ -39,8 +44,11 @@ class TensorFlowWorker(Worker):
                 accumulate=config.accumulate,
             )
         else:
-            self.optimizer.build(self.model.trainable_variables)
             hvd.broadcast_variables([*self.model.variables, *self.optimizer.variables], root_rank=0)
+        # The broadcast above gave all ranks rank 0's.
+        for variable, value in zip(noise, own_noise, strict=True):
+            variable.assign(value)
+        self._random = hvd.RandomState(self.model) if noise else None
         self._sums = [tf.Variable(0.0, dtype=tf.float64) for _ in range(2)]
         self._samples = 0
         batch = (
@@ -71,14 +79,17 @@ class TensorFlowWorker(Worker):
         for total, values in zip(self._sums, (losses, right), strict=True):
             total.assign_add(tf.cast(tf.reduce_sum(values * counted), tf.float64))
 
-    def train_epoch(self, epoch: Epoch, observer: Observer) -> Tally:
-        self._reset()
+    def train_epoch(
+        self, epoch: Epoch, observer: Observer, sums: Sequence[float] | None = None
+    ) -> Tally:
+        self._reset(*(sums or ()))
         for i, batch in enumerate(epoch):
             if i % epoch.accumulate == 0:
                 self._set_rate(observer.step_begins())
             self._train(batch.images, batch.labels, batch.weights)
             self._samples += epoch.own_samples[i]
-            observer.pass_ended()
+            if observer.pass_ended():
+                break
         return self.tally()
 
     def evaluate(self, indices: Any) -> Tally:
@@ -93,20 +104,24 @@ class TensorFlowWorker(Worker):
             set_rate(self.optimizer, rate, correct_momentum=True)
             self._rate = rate
 
-    def _reset(self) -> None:
-        self._samples = 0
-        for total in self._sums:
-            total.assign(0.0)
+    def _reset(self, loss: float = 0.0, right: float = 0.0, samples: float = 0) -> None:
+        self._samples = int(samples)
+        for total, value in zip(self._sums, (loss, right), strict=True):
+            total.assign(value)
 
     def tally(self) -> Tally:
         loss, right = (float(total) for total in self._sums)
         return Tally(loss, right, self._samples)
 
-    def checkpoint(self, directory: Any) -> hvd.Checkpoint:
-        return hvd.Checkpoint(directory)
+    def sums(self) -> list[float]:
+        return [*(float(total) for total in self._sums), self._samples]
+
+    def checkpoint(self, directory: Any, **options: Any) -> hvd.Checkpoint:
+        return hvd.Checkpoint(directory, **options)
 
     def state(self) -> Mapping[str, Any]:
-        return {"model": self.model, "optimizer": self.optimizer}
+        state: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
+        return state if self._random is None else {**state, "random": self._random}
 
     @property
     def waited_seconds(self) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.nn import functional
 
 import hvdsync.torch as hvd
+from hvdsync.data.seeds import rank_seed
 from hvdsync.train import devices
 from hvdsync.train.config import TrainConfig
 from hvdsync.train.feed import Epoch, evaluation_batches
@@ -30,6 +31,7 @@ class TorchNetwork(torch.nn.Module):
         self.dense = torch.nn.ModuleList(
             torch.nn.Linear(layer.inputs, layer.units) for layer in network.dense
         )
+        self.dropout = network.dropout
         with torch.no_grad():
             for parameter, array in zip(self.parameters(), weights, strict=True):
                 order = {4: (3, 2, 0, 1), 2: (1, 0), 1: (0,)}[array.ndim]
@@ -45,6 +47,8 @@ class TorchNetwork(torch.nn.Module):
         *hidden, last = self.dense
         for layer in hidden:
             x = functional.relu(layer(x))
+            if self.dropout:
+                x = functional.dropout(x, self.dropout, self.training)
         logits: torch.Tensor = last(x)
         return logits
 
@@ -82,11 +86,18 @@ class TorchWorker(Worker):
         )
         self._sums = torch.zeros(2, dtype=torch.float64, device=self._device)
         self._samples = 0
+        self._random = None
+        if job.network.dropout:
+            torch.manual_seed(rank_seed(config.seed))
+            self._random = hvd.RandomState()
 
-    def train_epoch(self, epoch: Epoch, observer: Observer) -> Tally:
+    def train_epoch(
+        self, epoch: Epoch, observer: Observer, sums: Sequence[float] | None = None
+    ) -> Tally:
         self.model.train()
-        self._sums.zero_()
-        self._samples = 0
+        loss, right, samples = sums or (0.0, 0.0, 0)
+        self._sums.copy_(torch.tensor([loss, right], dtype=torch.float64))
+        self._samples = int(samples)
         for i, batch in enumerate(epoch):
             if i % epoch.accumulate == 0:
                 rate = observer.step_begins()
@@ -102,12 +113,16 @@ class TorchWorker(Worker):
                 self.optimizer.zero_grad()
             if epoch.own_samples[i]:
                 self._count(logits, labels, losses)
-            observer.pass_ended()
+            if observer.pass_ended():
+                break
         return self.tally()
 
     def tally(self) -> Tally:
         loss, right = self._sums.tolist()
         return Tally(loss, right, self._samples)
+
+    def sums(self) -> list[float]:
+        return [*self._sums.tolist(), self._samples]
 
     def _count(self, logits: torch.Tensor, labels: torch.Tensor, losses: torch.Tensor) -> None:
         with torch.no_grad():
@@ -130,11 +145,12 @@ class TorchWorker(Worker):
     def _on_device(self, array: Any) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
 
-    def checkpoint(self, directory: Any) -> hvd.Checkpoint:
-        return hvd.Checkpoint(directory)
+    def checkpoint(self, directory: Any, **options: Any) -> hvd.Checkpoint:
+        return hvd.Checkpoint(directory, **options)
 
     def state(self) -> Mapping[str, Any]:
-        return {"model": self.model, "optimizer": self.optimizer}
+        state: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
+        return state if self._random is None else {**state, "random": self._random}
 
     @property
     def waited_seconds(self) -> float:

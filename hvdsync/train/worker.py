@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,8 +28,11 @@ class Observer(Protocol):
     def step_begins(self) -> float:
         """Called before the first pass of each optimizer step; gives its learning rate."""
 
-    def pass_ended(self) -> None:
-        """Called after each backward pass, and after the update if it was a step's last."""
+    def pass_ended(self) -> bool:
+        """Called after each backward pass, and after the update if it was a step's last.
+
+        Whether the epoch is to stop here; collective after a step's last pass.
+        """
 
 
 @dataclass(frozen=True)
@@ -48,20 +51,30 @@ class Worker(ABC):
     """
 
     @abstractmethod
-    def train_epoch(self, epoch: Epoch, observer: Observer) -> Tally:
-        """Train on the passes of ``epoch``; gives this rank's sums over its samples."""
+    def train_epoch(
+        self, epoch: Epoch, observer: Observer, sums: Sequence[float] | None = None
+    ) -> Tally:
+        """Train on the passes of ``epoch``, until it is to stop; gives this rank's tally.
+
+        ``sums`` are those of :meth:`sums` at the point where the epoch was left; the tally then is
+        that of the whole epoch. There may be no pass left.
+        """
 
     @abstractmethod
     def tally(self) -> Tally:
         """This rank's sums over the epoch under way."""
 
     @abstractmethod
+    def sums(self) -> list[float]:
+        """The numbers behind :meth:`tally`; those of all ranks may be added up."""
+
+    @abstractmethod
     def evaluate(self, indices: Any) -> Tally:
         """Sums over the test samples at ``indices`` (at least one), without training."""
 
     @abstractmethod
-    def checkpoint(self, directory: Any) -> Any:
-        """The framework's ``hvd.Checkpoint`` for ``directory``."""
+    def checkpoint(self, directory: Any, **options: Any) -> Any:
+        """The framework's ``hvd.Checkpoint`` for ``directory``, with its further options."""
 
     @abstractmethod
     def state(self) -> Mapping[str, Any]:

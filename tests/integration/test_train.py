@@ -118,7 +118,7 @@ def test_frameworks_take_the_same_steps(finished, framework):
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(finished, framework, tmp_path):
     succeed([*launcher(2), *TRAIN, *options(framework, epochs=1)], tmp_path)
-    output = succeed([*launcher(2), *TRAIN, *options(framework, epochs=2), "--resume"], tmp_path)
+    output = succeed([*launcher(2), *TRAIN, *options(framework, epochs=2)], tmp_path)
     assert "going on after epoch 1, step 64" in output
     assert "epoch 1/2" not in output
     whole = weights(finished(framework).checkpoint)
@@ -126,12 +126,15 @@ def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(finished, fram
     assert all((a == b).all() for a, b in zip(whole, resumed, strict=True))
 
 
-def test_a_second_run_in_the_same_folder_needs_resume(finished, tmp_path):
+def test_a_second_run_in_the_same_folder_goes_on_unless_it_is_told_not_to(finished, tmp_path):
     shutil.copytree(finished("torch").folder / "run", tmp_path / "run")
-    result = run([*TRAIN, *options("torch", epochs=2)], tmp_path)
+    result = run([*TRAIN, *options("torch", epochs=2), "--no-resume"], tmp_path)
     assert result.returncode == 1
-    assert result.stderr.count("run holds the checkpoint of step 128") == 1
+    assert result.stderr.count("--no-resume: run holds the checkpoint of step 128") == 1
     assert "Traceback" not in result.stderr
+    output = succeed([*TRAIN, *options("torch", epochs=2)], tmp_path)
+    assert "going on after epoch 2, step 128, of run" in output
+    assert "nothing is left to train" in output
 
 
 def test_ranks_together_compute_what_one_process_does(tmp_path):

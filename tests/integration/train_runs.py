@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ("python", "-m", "hvdsync.train")
@@ -21,8 +25,8 @@ def launcher(ranks: int) -> tuple[str, ...]:
     return ("horovodrun", "--gloo", "-np", str(ranks))
 
 
-def run(command: Sequence[str | Path], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command in ``folder`` with this Python's own programs, and wait for it."""
+def environment() -> dict[str, str]:
+    """The variables of a run: this Python's own programs, and none that a test may have set."""
     environ = dict(os.environ)
     environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environ["PATH"]])
     environ["PYTHONPATH"] = str(ROOT)
@@ -30,10 +34,15 @@ def run(command: Sequence[str | Path], folder: Path) -> subprocess.CompletedProc
     # Threads are a matter of the command, and the test's own environment may have set them.
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KERAS_BACKEND"):
         environ.pop(name, None)
+    return environ
+
+
+def run(command: Sequence[str | Path], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command in ``folder``, and wait for it."""
     return subprocess.run(
         [str(part) for part in command],
         cwd=folder,
-        env=environ,
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=SECONDS,
@@ -66,3 +75,70 @@ def weights(checkpoint: Path) -> list[np.ndarray]:
 def newest(directory: Path) -> Path:
     """The newest checkpoint of a folder."""
     return max(directory.glob("step-*"))
+
+
+@contextmanager
+def started(
+    command: Sequence[str | Path], folder: Path, **variables: str
+) -> Iterator[subprocess.Popen[str]]:
+    """A command under way in ``folder``, its output in ``output``; ended, with all below it."""
+    with (folder / "output").open("a") as output:
+        process = subprocess.Popen(
+            [str(part) for part in command],
+            cwd=folder,
+            env={**environment(), **variables},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    below: list[psutil.Process] = []
+    try:
+        yield process
+        below = descendants(process)
+    finally:
+        # Ranks outlive a launcher that was killed, for some seconds.
+        below += [p for p in descendants(process) if p not in below]
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        for other in below:
+            with suppress(psutil.NoSuchProcess):
+                other.kill()
+        psutil.wait_procs(below, timeout=SECONDS)
+
+
+def descendants(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """All processes below a launcher."""
+    try:
+        return psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def ranks_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The Python process of each rank below a launcher, in order of rank."""
+    found = {}
+    for child in descendants(process):
+        with suppress(psutil.NoSuchProcess):
+            variables = child.environ()
+            rank = variables.get("HOROVOD_RANK", variables.get("OMPI_COMM_WORLD_RANK"))
+            if rank is not None and child.name().startswith("python"):
+                found[int(rank)] = child
+    return [found[rank] for rank in sorted(found)]
+
+
+def wait_for(happened: Callable[[], Any], process: subprocess.Popen[str], what: str) -> Any:
+    """What ``happened`` gives once it is true; fails when the process ends before."""
+    deadline = time.monotonic() + SECONDS
+    while not (result := happened()):
+        assert process.poll() is None, f"the run ended before {what}"
+        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        time.sleep(0.02)
+    return result
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    """The lines of ``events.jsonl`` so far; the last one may be under way."""
+    path = folder / "events.jsonl"
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,7 +15,15 @@ from rich.console import Console
 from hvdsync.train import progress
 from hvdsync.train.config import TrainConfig
 from hvdsync.train.events import FILE, EventLog
-from hvdsync.train.listener import EpochResult, Everyone, Listener, RunFacts, Standing, Summary
+from hvdsync.train.listener import (
+    EpochResult,
+    Everyone,
+    Listener,
+    RunFacts,
+    Standing,
+    Stopped,
+    Summary,
+)
 from hvdsync.train.progress import Bar, Lines
 from hvdsync.train.worker import Tally
 
@@ -30,7 +40,7 @@ RESULT = EpochResult(
     communication=0.125,
     checkpoint=Path("runs/x/1/step-00000040"),
 )
-SUMMARY = Summary(1, 40, 0.2, 0.9321, 3.5, 500.0, 0.125, RESULT.checkpoint)
+SUMMARY = Summary(1, 40, 0.2, 0.9321, 0.9321, 1, 3.5, 500.0, 0.125, RESULT.checkpoint)
 
 
 def run(listener: Listener, passes: int = 40) -> None:
@@ -100,10 +110,67 @@ def test_a_run_with_nothing_left_to_train_says_so() -> None:
     lines.run_begins(
         RunFacts(TrainConfig(resume=True), 4, "CPU", 1234, 1000, 100, 3, 705, Path("runs/x/1"))
     )
-    lines.run_ended(Summary(3, 705, 0.2, 0.93, 0.5, None, None, Path("runs/x/1")))
+    lines.run_ended(Summary(3, 705, 0.2, 0.93, 0.95, 2, 0.5, None, None, Path("runs/x/1")))
     assert "going on after epoch 3, step 705" in text.getvalue()
     assert "nothing is left to train: --epochs is 3" in text.getvalue()
     assert "images/s" not in text.getvalue()
+    assert "95.00% after epoch 2" in text.getvalue()
+
+
+@pytest.mark.usefixtures("every_tenth")
+def test_the_rest_of_an_epoch_is_shown_as_part_of_the_whole() -> None:
+    text = io.StringIO()
+    lines = Lines(Console(file=text, force_terminal=False, width=80))
+    lines.epoch_begins(2, 500, before=500)
+    for done in (1, 10, 11, 19, 20):
+        lines.advanced(Standing(done, 25 * done, 0.05 * done, 0.5, lambda: Tally(2.0, 3.0, 4)))
+    shown = text.getvalue().splitlines()
+    assert [line.split()[2] for line in shown] == ["75%", "98%"]
+    # 250 of the 500 samples that were left, at 500 images/s.
+    assert shown[0].endswith("500 images/s  0:00 left")
+
+
+def test_a_run_that_ends_early_says_why_and_where_it_is_saved(tmp_path: Path) -> None:
+    text = io.StringIO()
+    lines = Lines(Console(file=text, force_terminal=False, width=80))
+    log = EventLog(tmp_path)
+    for listener in (lines, log):
+        listener.run_stopped(Stopped("SIGTERM on rank 1", 2, 96, 3.5, Path("runs/x/step-00000096")))
+    assert text.getvalue() == (
+        "ended early by SIGTERM on rank 1: step 96 is saved in runs/x/step-00000096; --resume goes "
+        "on from there\n"
+    )
+    log.close()
+    (line,) = [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
+    assert (line["event"], line["reason"], line["step"]) == ("stopped", "SIGTERM on rank 1", 96)
+
+
+def test_output_that_nobody_reads_any_more_is_no_error() -> None:
+    program = (
+        "import sys\n"
+        "from hvdsync.train.progress import make_display\n"
+        "display = make_display()\n"
+        "display.say('one')\n"
+        "sys.stdin.readline()\n"
+        "display.say('two')\n"
+        "display.say('three')\n"
+        "print('done', file=sys.stderr)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin and process.stdout and process.stderr
+    assert process.stdout.readline() == "one\n"
+    process.stdout.close()
+    process.stdin.write("go on\n")
+    process.stdin.close()
+    assert process.stderr.read() == "done\n"
+    assert process.wait(60) == 0
+    process.stderr.close()
 
 
 def test_the_bar_is_gone_after_the_epoch_and_results_stay(monkeypatch: pytest.MonkeyPatch) -> None:

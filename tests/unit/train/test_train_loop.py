@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,8 @@ from hvdsync.errors import HvdsyncError
 from hvdsync.train.agreement import AgreedError, together
 from hvdsync.train.config import TrainConfig
 from hvdsync.train.feed import Epoch
-from hvdsync.train.listener import Listener, Summary
+from hvdsync.train.keeper import own_sums
+from hvdsync.train.listener import Listener, Stopped
 from hvdsync.train.loop import Loop
 from hvdsync.train.models import make_network
 from hvdsync.train.worker import Job, Observer, Tally, Worker
@@ -57,27 +60,37 @@ class CountingWorker(Worker):
         self.rates: list[float] = []
         self.total = Total()
         self._waited = 0.0
+        self._samples = 0
+        #: Called after each pass, as a signal may come.
+        self.after_pass: Callable[[int], None] = lambda passes: None
 
-    def train_epoch(self, epoch: Epoch, observer: Observer) -> Tally:
-        samples = 0
+    def train_epoch(
+        self, epoch: Epoch, observer: Observer, sums: Sequence[float] | None = None
+    ) -> Tally:
+        self._samples = 0 if sums is None else int(sums[0])
         for i, batch in enumerate(epoch):
             if i % epoch.accumulate == 0:
                 self.rates.append(observer.step_begins())
             # Depends on the order, as training does.
             self.total.value = 0.5 * self.total.value + (batch.weights * batch.labels).sum()
-            samples += epoch.own_samples[i]
-            observer.pass_ended()
+            self._samples += epoch.own_samples[i]
+            self.after_pass(i + 1)
+            if observer.pass_ended():
+                break
         self._waited += 1e-6
-        return Tally(loss=2.0 * samples, right=0.75 * samples, samples=samples)
+        return self.tally()
 
     def tally(self) -> Tally:
-        return Tally()
+        return Tally(loss=2.0 * self._samples, right=0.75 * self._samples, samples=self._samples)
+
+    def sums(self) -> list[float]:
+        return [self._samples]
 
     def evaluate(self, indices: Any) -> Tally:
         return Tally(loss=0.5 * len(indices), right=float(len(indices)), samples=len(indices))
 
-    def checkpoint(self, directory: Any) -> Any:
-        return Checkpoint(directory, codec=TotalCodec())
+    def checkpoint(self, directory: Any, **options: Any) -> Any:
+        return Checkpoint(directory, codec=TotalCodec(), **options)
 
     def state(self) -> Mapping[str, Any]:
         return {"model": self.total}
@@ -98,11 +111,14 @@ class Recorder(Listener):
     def run_begins(self, facts: Any) -> None:
         self.told.append(facts)
 
-    def epoch_begins(self, epoch: int, samples: int) -> None:
-        self.told.append((epoch, samples))
+    def epoch_begins(self, epoch: int, samples: int, before: int = 0) -> None:
+        self.told.append((epoch, samples, before))
 
     def epoch_ended(self, result: Any) -> None:
         self.told.append(result)
+
+    def run_stopped(self, stopped: Any) -> None:
+        self.told.append(stopped)
 
     def close(self) -> None:
         self.told.append("closed")
@@ -110,7 +126,7 @@ class Recorder(Listener):
 
 def run(
     config: TrainConfig, directory: Path, worker: CountingWorker | None = None
-) -> tuple[Summary, CountingWorker, Recorder]:
+) -> tuple[Any, CountingWorker, Recorder]:
     dataset = synthetic(train_size=105, test_size=30)
     job = Job(config, make_network(config.model, dataset.image_shape, dataset.classes), dataset)
     worker, recorder = worker or CountingWorker(), Recorder()
@@ -124,7 +140,7 @@ def test_a_run_trains_evaluates_and_saves_each_epoch(tmp_path: Path) -> None:
     assert summary.checkpoint == tmp_path / "step-00000033"
     facts, begun, result, *_, last = recorder.told
     assert (facts.workers, facts.parameters, facts.resumed_from) == (1, 7850, None)
-    assert begun == (1, 105)
+    assert begun == (1, 105, 0)
     assert (result.epoch, result.step, result.loss, result.accuracy) == (1, 11, 2.0, 0.75)
     assert result.images_per_second == pytest.approx(105 / result.seconds)
     assert result.communication == pytest.approx(1e-6 / result.seconds)
@@ -184,6 +200,144 @@ def test_resuming_a_finished_run_evaluates_it(tmp_path: Path) -> None:
     assert worker.rates == []
     assert summary.test_accuracy == 1.0
     assert summary.images_per_second is None
+
+
+def stop_after(passes: int, epoch: int = 1) -> CountingWorker:
+    """A worker in whose ``epoch``-th epoch SIGUSR1 comes during the given pass."""
+    worker = CountingWorker()
+    epochs = [0]
+
+    def after_pass(done: int) -> None:
+        epochs[0] += done == 1
+        if epochs[0] == epoch and done == passes:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    worker.after_pass = after_pass
+    return worker
+
+
+ACCUMULATED = replace(CONFIG, accumulate=4, augment=True, scale_lr="linear", warmup_epochs=1.5)
+
+
+@pytest.mark.parametrize("config", [CONFIG, ACCUMULATED])
+@pytest.mark.parametrize("passes", [1, 3, 4, 10, 11])
+def test_a_signal_saves_after_the_step_and_the_rest_ends_as_an_uninterrupted_run(
+    tmp_path: Path, config: TrainConfig, passes: int
+) -> None:
+    whole, there, told = run(config, tmp_path / "whole")
+    stopped, first, before = run(config, tmp_path / "parts", stop_after(passes, epoch=2))
+    accumulate = config.accumulate
+    steps_of_epoch = -(-11 // accumulate)
+    assert stopped == before.told[-2]
+    assert isinstance(stopped, Stopped)
+    assert (stopped.reason, stopped.epochs) == ("SIGUSR1 on rank 0", 1)
+    assert stopped.step == steps_of_epoch - (-passes // accumulate)
+    assert stopped.checkpoint == tmp_path / "parts" / f"step-{stopped.step:08d}"
+    assert stopped.checkpoint.is_dir()
+
+    config = replace(config, resume=True)
+    ended, rest, after = run(config, tmp_path / "parts")
+    assert [*first.rates, *rest.rates] == there.rates
+    assert rest.total.value == there.total.value
+    assert (ended.step, ended.epochs, ended.test_loss) == (whole.step, 3, whole.test_loss)
+    # The epoch that was left has the loss and the accuracy of all of its samples.
+    read = 10 * accumulate * (stopped.step - steps_of_epoch)
+    assert after.told[1] == (2, 105 - min(read, 105), min(read, 105))
+    for mine, theirs in zip(after.told[2::2], told.told[4::2], strict=False):
+        assert (mine.epoch, mine.loss, mine.accuracy) == (theirs.epoch, 2.0, 0.75)
+
+
+def test_a_signal_between_epochs_adds_no_checkpoint(tmp_path: Path) -> None:
+    class Signalled(CountingWorker):
+        def evaluate(self, indices: Any) -> Tally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return super().evaluate(indices)
+
+    stopped, _, _ = run(CONFIG, tmp_path, Signalled())
+    assert (stopped.epochs, stopped.step) == (1, 11)
+    assert [p.name for p in tmp_path.glob("step-*")] == ["step-00000011"]
+
+
+def test_the_handlers_are_gone_after_the_run(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    run(CONFIG, tmp_path, stop_after(2))
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_checkpoints_come_every_so_many_steps_and_after_each_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = []
+    save = Checkpoint.save
+
+    def remembered(self: Checkpoint, step: int, **state: Any) -> Any:
+        saved.append(step)
+        return save(self, step, **state)
+
+    monkeypatch.setattr(Checkpoint, "save", remembered)
+    run(replace(CONFIG, checkpoint_every=4, epochs=2), tmp_path)
+    assert saved == [4, 8, 11, 12, 16, 20, 22]
+    assert (tmp_path / "step-00000022").is_dir()
+
+
+def test_the_checkpoint_of_the_best_epoch_stays_beside_the_newest(tmp_path: Path) -> None:
+    class Varying(CountingWorker):
+        accuracies = iter([0.9, 0.5, 0.5, 0.5, 0.5])
+
+        def evaluate(self, indices: Any) -> Tally:
+            return Tally(0.0, next(self.accuracies) * len(indices), len(indices))
+
+    run(replace(CONFIG, checkpoint_every=4, epochs=5), tmp_path, Varying())
+    kept = sorted(p.name for p in tmp_path.glob("step-*"))
+    assert kept == [f"step-{step:08d}" for step in (11, 48, 52, 55)]
+
+
+def test_a_time_limit_saves_and_ends(tmp_path: Path) -> None:
+    config = replace(CONFIG, max_time=1e-6)
+    steps = []
+    while not steps or steps[-1].step < 33:
+        outcome, _, _ = run(replace(config, resume=True), tmp_path)
+        assert isinstance(outcome, Stopped) and outcome.reason.startswith("--max-time 1e-06")
+        steps.append(outcome)
+        assert len(steps) <= 40
+    # Each start takes one step, and one more start evaluates after the last of an epoch.
+    expected = [*range(1, 12), *range(11, 23), *range(22, 34)]
+    assert [stopped.step for stopped in steps] == expected
+    ended, worker, _ = run(replace(CONFIG, resume=True), tmp_path)
+    _, there, _ = run(CONFIG, tmp_path / "whole")
+    assert worker.rates == [] and worker.total.value == there.total.value
+    assert (ended.step, ended.epochs) == (33, 3)
+
+
+def test_the_best_epoch_is_kept_in_mind_over_a_resume(tmp_path: Path) -> None:
+    class Varying(CountingWorker):
+        accuracies = iter([0.5, 0.9, 0.7])
+
+        def evaluate(self, indices: Any) -> Tally:
+            count = len(indices)
+            return Tally(0.0, next(self.accuracies) * count, count)
+
+    run(replace(CONFIG, epochs=2), tmp_path, Varying())
+    summary, _, _ = run(replace(CONFIG, resume=True), tmp_path, Varying())
+    assert summary.test_accuracy == pytest.approx(0.7)
+    assert (summary.best_test_accuracy, summary.best_epoch) == (pytest.approx(0.9), 2)
+
+
+@pytest.mark.parametrize(
+    ("saved", "now", "rank", "mine"),
+    [
+        ([[1.0, 2], [3.0, 4]], 2, 1, [3.0, 4]),
+        ([[1.0, 2], [3.0, 4]], 3, 0, [4.0, 6]),
+        ([[1.0, 2], [3.0, 4]], 3, 2, [0.0, 0.0]),
+        ([[1.0, 2], [3.0, 4]], 1, 0, [4.0, 6]),
+        (None, 2, 0, None),
+    ],
+)
+def test_sums_keep_their_total_at_another_number_of_ranks(
+    pretend: Callable[..., None], saved: Any, now: int, rank: int, mine: Any
+) -> None:
+    pretend(rank, now)
+    assert own_sums(saved) == mine
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,13 @@ def test_every_field_can_be_given_as_an_option() -> None:
         "accumulate": 2,
         "device": "cpu",
         "compression": "fp16",
+        "dropout": 0.25,
+        "augment": True,
         "checkpoint_dir": Path("somewhere"),
+        "checkpoint_every": 50,
         "resume": True,
+        "max_time": 90.0,
+        "stop_code": 75,
         "log_dir": Path("logs"),
     }
     assert set(given) == {field.name for field in fields(TrainConfig)}
@@ -94,6 +99,11 @@ def test_other_ranks_keep_silent_about_help_and_mistakes(
         (["--lr", "0"], "'--lr': 0.0 is not in the range x>0"),
         (["--lr", "nan"], "'--lr': nan is not a finite number"),
         (["--lr", "inf"], "'--lr': inf is not a finite number"),
+        (["--dropout", "1"], "'--dropout': 1.0 is not in the range 0<=x<1"),
+        (["--checkpoint-every", "0"], "'--checkpoint-every': 0 is not in the range x>=1"),
+        (["--stop-code", "256"], "'--stop-code': 256 is not in the range 0<=x<256"),
+        (["--max-time", "soon"], "'--max-time': 'soon' is not a valid time"),
+        (["--max-time", "0s"], "'--max-time': 0.0 is not in the range x>0"),
         (["--framework", "mxnet"], "'--framework': 'mxnet' is not one of"),
         (["--dataset", "no/such/path"], "'no/such/path' is none of mnist, synthetic"),
         (["--epoch", "3"], "No such option '--epoch'. (Did you mean"),
@@ -105,6 +115,21 @@ def test_a_wrong_argument_is_one_sentence(
     capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     assert said in refusal(capsys, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("given", "minutes"),
+    [("90", 90), ("1.5", 1.5), ("45s", 0.75), ("90m", 90), ("2h", 120), ("1d", 1440)],
+)
+def test_a_time_is_minutes_or_has_a_unit(given: str, minutes: float) -> None:
+    assert parse(["--max-time", given], ALONE).max_time == minutes
+
+
+def test_a_named_folder_is_resumed_unless_it_is_said_otherwise() -> None:
+    assert not parse([], ALONE).resumes
+    assert parse(["--resume"], ALONE).resumes
+    assert parse(["--checkpoint-dir", "here"], ALONE).resumes
+    assert not parse(["--checkpoint-dir", "here", "--no-resume"], ALONE).resumes
 
 
 def test_a_configuration_file_sets_options_and_arguments_win(tmp_path: Path) -> None:

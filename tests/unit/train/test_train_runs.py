@@ -45,12 +45,16 @@ def test_resume_without_any_checkpoint_starts_a_run() -> None:
     assert choose_directory(TrainConfig(resume=True)) == Path("runs/mnist-cnn-torch/1")
 
 
-def test_a_named_folder_with_checkpoints_needs_resume(here: Path) -> None:
+def test_a_named_folder_with_checkpoints_is_taken_up_unless_told_not_to(here: Path) -> None:
     config = TrainConfig(checkpoint_dir=here / "mine")
-    assert choose_directory(config) == here / "mine"
+    new = replace(config, resume=False)
+    assert choose_directory(new) == here / "mine"
     write_checkpoint(here / "mine", step=7)
-    with pytest.raises(HvdsyncError, match=r"mine holds the checkpoint of step 7 .*--resume"):
-        choose_directory(config)
+    with pytest.raises(
+        HvdsyncError, match=r"--no-resume: .*mine holds the checkpoint of step 7 .*another --check"
+    ):
+        choose_directory(new)
+    assert choose_directory(config) == here / "mine"
     assert choose_directory(replace(config, resume=True)) == here / "mine"
 
 
