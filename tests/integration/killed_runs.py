@@ -31,12 +31,14 @@ STEPS = 39  # 203 samples: 26 passes of 8, in 13 steps
 
 
 def make_data(path: Path) -> None:
-    """A few images that can be told apart, if not at once."""
+    """A few images that can be told apart, if not at once; the first pixel is the index / 1000."""
+    path.mkdir()
     rng = np.random.default_rng(5)
     patterns = rng.normal(size=(3, 8, 8))
     for part, count in (("train", 203), ("test", 21)):
         labels = rng.integers(3, size=count)
         images = patterns[labels] + rng.normal(size=(count, 8, 8))
+        images[:, 0, 0] = np.arange(count) / 1000
         np.save(path / f"x_{part}.npy", images.astype(np.float32))
         np.save(path / f"y_{part}.npy", labels)
 
@@ -118,7 +120,6 @@ def main(framework: str, folder: Path, seed: int, kills: int) -> None:
     from train_runs import newest, weights
 
     data = folder / "data"
-    data.mkdir()
     make_data(data)
     shared = ["--framework", framework, "--dataset", str(data), *OPTIONS]
     log = folder / "log"
