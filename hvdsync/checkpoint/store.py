@@ -27,6 +27,7 @@ LOCK_SECONDS = 10.0
 _STEP = re.compile(r"step-(\d{8,})")
 _UNFINISHED = ".unfinished-"
 _REPLACED = ".replaced-"
+_DROPPED = ".dropped-"
 _LOCK = ".lock"
 
 
@@ -212,7 +213,7 @@ class Store:
     def _sweep(self) -> None:
         """Remove what a killed run left unfinished; bring back a folder it had set aside."""
         for entry in self.directory.iterdir():
-            if entry.name.startswith(_UNFINISHED):
+            if entry.name.startswith((_UNFINISHED, _DROPPED)):
                 shutil.rmtree(entry)
             elif entry.name.startswith(_REPLACED):
                 final = self.directory / entry.name.removeprefix(_REPLACED)
@@ -240,8 +241,12 @@ class Store:
         # Damaged ones go first; what another version wrote is not ours to remove.
         steps = [*survey.damaged, *(step for _, step in survey.known)]
         for step in sorted({*steps[: -self.keep]} - {newest, *self._spare()}):
+            folder = self.folder(step)
+            dropped = self.directory / f"{_DROPPED}{folder.name}"
             try:
-                shutil.rmtree(self.folder(step))
+                # Renamed first: half removed it would look damaged.
+                folder.rename(dropped)
+                shutil.rmtree(dropped)
             except OSError as error:
                 logger.warning("old checkpoint %s could not be removed: %s", step, error)
 
