@@ -12,7 +12,7 @@ import pytest
 def small(folder, megabytes):
     """``folder`` on a disk of so many MB; where no disk may be mounted, no file may be larger."""
     folder.mkdir(exist_ok=True)
-    if _mount(folder, f"size={megabytes}m"):
+    if _mount(folder, f"size={megabytes}m", kind=("-t", "tmpfs")):
         try:
             yield
         finally:
@@ -27,38 +27,25 @@ def small(folder, megabytes):
 
 
 @contextmanager
-def removable(folder):
-    """``folder`` on a disk that :func:`read_only` can turn; a plain folder where that is enough."""
-    folder.mkdir(exist_ok=True)
-    mounted = _mount(folder, "size=64m")
+def read_only(folder):
+    """Nothing can be written to ``folder``, nor made in it, inside."""
+    # Over itself: a job that holds a file open for writing would keep its disk from turning.
+    mounted = _mount(folder, "bind", folder) and _mount(folder, "remount,bind,ro")
     if not mounted and os.geteuid() == 0:
         pytest.skip("root may write everywhere here, and mount nothing")
-    try:
-        yield
-    finally:
-        if mounted:
-            _unmount(folder)
-
-
-@contextmanager
-def read_only(folder):
-    """Nothing can be written to a ``removable`` folder inside."""
-    mounted = os.path.ismount(folder)
-    if mounted:
-        subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
-    else:
+    if not mounted:
         folder.chmod(0o555)
     try:
         yield
     finally:
         if mounted:
-            subprocess.run(["mount", "-o", "remount,rw", folder], check=True)
+            _unmount(folder)
         else:
             folder.chmod(0o755)
 
 
-def _mount(folder, options):
-    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder]
+def _mount(folder, options, source="none", kind=()):
+    command = ["mount", *kind, "-o", options, source, folder]
     try:
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
     except FileNotFoundError:

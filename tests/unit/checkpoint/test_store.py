@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 from hvdsync.checkpoint.manifest import MANIFEST
 from hvdsync.checkpoint.store import Store
 from hvdsync.errors import CheckpointError
+from tests import disks
 
 
 @pytest.fixture
@@ -107,25 +109,122 @@ def test_a_run_killed_between_setting_aside_and_renaming_loses_nothing(store):
     assert store.steps() == [1, 2]
 
 
-def test_two_jobs_in_one_folder_are_refused(store):
-    store.write(1, fill("x"), {})
+def other_job(directory):
+    """Another process that writes a checkpoint there."""
     code = (
         "import sys; from pathlib import Path\n"
         "from hvdsync.checkpoint import store\n"
         "store.LOCK_SECONDS = 0.2\n"
-        "from hvdsync.checkpoint.store import Store\n"
-        "Store(Path(sys.argv[1]), 2).write(2, lambda folder: None, {})"
+        "store.Store(Path(sys.argv[1]), 2).write(2, lambda folder: None, {})"
     )
-    other = subprocess.run(
-        [sys.executable, "-c", code, store.directory], capture_output=True, text=True, timeout=60
+    return subprocess.run(
+        [sys.executable, "-c", code, directory], capture_output=True, text=True, timeout=60
     )
+
+
+def test_two_jobs_in_one_folder_are_refused(store):
+    store.write(1, fill("x"), {})
+    other = other_job(store.directory)
     assert other.returncode != 0
     assert "another job is writing checkpoints" in other.stderr
+    assert store.steps() == [1]
     store.close()
-    subprocess.run([sys.executable, "-c", code, store.directory], check=True, timeout=60)
+    assert other_job(store.directory).returncode == 0
 
 
 def test_no_directory_is_no_checkpoint(tmp_path):
     assert Store(tmp_path / "absent", keep=1).newest_whole() is None
     with pytest.raises(ValueError, match="keep is 0"):
         Store(tmp_path, keep=0)
+
+
+def whole(store):
+    return [step for step in store.steps() if store.verify(store.folder(step))]
+
+
+def large(folder):
+    (folder / "large.bin").write_bytes(bytes(3 * 2**20))
+
+
+def test_a_full_disk_is_told_with_the_room_there_is_and_what_was_there_stays(tmp_path):
+    with disks.small(tmp_path / "disk", megabytes=2):
+        store = Store(tmp_path / "disk" / "run", keep=2)
+        store.write(1, fill("x"), {})
+        with pytest.raises(CheckpointError, match=r"step 2 .*MiB are free there\).*untouched"):
+            store.write(2, large, {})
+        assert whole(store) == [1]
+        store.write(3, fill("x"), {})
+        assert whole(store) == [1, 3]
+        store.close()
+
+
+def test_a_read_only_disk_is_told_and_what_was_there_stays(store):
+    store.write(1, fill("x"), {})
+    with disks.read_only(store.directory):
+        with pytest.raises(CheckpointError, match="step 2 could not be written"):
+            store.write(2, fill("x"), {})
+        store.close()
+        with pytest.raises(CheckpointError, match="cannot be written to"):
+            store.claim()
+        assert Store(store.directory, keep=2).newest_whole()[1]["step"] == 1
+    store.write(2, fill("x"), {})
+    assert whole(store) == [1, 2]
+
+
+def test_a_directory_removed_under_a_job_is_made_anew_and_locked_again(store, caplog):
+    store.write(1, fill("x"), {})
+    shutil.rmtree(store.directory)
+    store.write(2, fill("x"), {})
+    assert whole(store) == [2]
+    assert f"{store.directory} was removed while this job runs" in caplog.text
+    assert other_job(store.directory).returncode != 0
+
+
+def test_a_directory_removed_in_the_middle_of_a_write_is_an_error_and_the_next_write_works(store):
+    def pulled(folder):
+        shutil.rmtree(store.directory)
+        (folder / "data.txt").write_text("x")
+
+    with pytest.raises(CheckpointError, match=r"step 1 could not be written .* is gone"):
+        store.write(1, pulled, {})
+    store.write(2, fill("x"), {})
+    assert whole(store) == [2]
+
+
+def test_a_rename_that_fails_brings_the_replaced_one_back(store, monkeypatch):
+    store.write(1, fill("old"), {})
+    rename = type(store.directory).rename
+
+    def fails(path, target):
+        if path.name.startswith(".unfinished"):
+            raise OSError(5, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(type(store.directory), "rename", fails)
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        store.write(1, fill("new"), {})
+    assert (store.folder(1) / "data.txt").read_text() == "old"
+    assert whole(store) == [1]
+
+
+def test_a_reader_beside_a_writer_finds_the_newest(store, monkeypatch):
+    """What was listed is dropped before it is read, after a newer one has come."""
+    store.keep = 1
+    store.write(1, fill("x"), {})
+    reader, history = Store(store.directory, keep=1), Store.history
+
+    def overtaken(self):
+        listed = history(self)
+        if listed == [1]:
+            store.write(2, fill("x"), {})
+        return listed
+
+    monkeypatch.setattr(Store, "history", overtaken)
+    assert reader.newest_whole()[1]["step"] == 2
+
+
+def test_a_checkpoint_under_another_name_is_damaged(store):
+    folder = store.write(1, fill("x"), {})
+    folder.rename(store.directory / "step-00000005")
+    with pytest.raises(CheckpointError, match="says step 1"):
+        store.verify(store.directory / "step-00000005")
