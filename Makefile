@@ -4,10 +4,11 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-train train test lint clean
+.PHONY: help setup setup-train train test soak lint clean
 
 NP ?= 4
 ARGS ?=
+SECONDS ?= 600
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 help: ## say what there is
@@ -25,6 +26,9 @@ train: setup-train ## train a model on MNIST with four workers (installs what is
 
 test: setup ## run every test (installs what is missing)
 	scripts/test.sh
+
+soak: setup ## kill training runs at random moments for SECONDS=600, and verify what they end with
+	nice -n 10 python tests/integration/soak.py --seconds $(SECONDS)
 
 lint: setup ## check style and types
 	ruff check .

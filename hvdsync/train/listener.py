@@ -17,7 +17,8 @@ from hvdsync.train.worker import Tally
 @dataclass(frozen=True)
 class RunFacts:
     """What is known before the first step. ``first_epoch`` counts from 0, as epochs that are over;
-    ``resumed_from`` is a step when the run goes on from a checkpoint."""
+    ``resumed_from`` is a step when the run goes on from a checkpoint, ``within_epoch`` says that an
+    epoch was under way there."""
 
     config: TrainConfig
     workers: int
@@ -28,6 +29,7 @@ class RunFacts:
     first_epoch: int
     resumed_from: int | None
     directory: Path
+    within_epoch: bool = False
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ class Loop:
 
     def _is_to_stop(self) -> bool:
         if self._limit.reached():
-            self._preemption.request(f"--max-time {self._config.max_time:g}")
+            self._preemption.request(f"the time limit of {60 * (self._config.max_time or 0):g} s")
         return self._preemption.requested()
 
     def _stop(self, seconds: float) -> Stopped:
@@ -169,6 +169,7 @@ class Loop:
             first_epoch=self._position.epochs,
             resumed_from=self._resumed_from,
             directory=self._directory,
+            within_epoch=self._position.within_epoch,
         )
 
     def _summarize(self, results: list[EpochResult], seconds: float) -> Summary:

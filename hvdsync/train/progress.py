@@ -44,10 +44,12 @@ class Display(Listener):
         )
         self.say(f"{facts.workers} worker(s), {config.batch_size} samples each; {facts.device}")
         if facts.resumed_from is not None:
-            self.say(
-                f"going on after epoch {facts.first_epoch}, step {facts.resumed_from}, "
-                f"of {facts.directory}"
+            where = (
+                f"within epoch {facts.first_epoch + 1}, after"
+                if facts.within_epoch
+                else f"after epoch {facts.first_epoch},"
             )
+            self.say(f"going on {where} step {facts.resumed_from}, of {facts.directory}")
         elif config.resume:  # asked for, so its absence is news
             self.say(f"no checkpoint in {facts.directory} yet: starting from the beginning")
         if facts.first_epoch >= config.epochs:

@@ -3,7 +3,7 @@
 HALT is ``rank:step:how``. ``die`` is SIGKILL. ``hold`` writes the file ``halted`` and waits for
 ever; ``signal`` waits there until a signal has come, ``second`` until it has come, writes
 ``signalled`` and waits for ever. READS names a folder where each rank notes the samples that it
-trains on, known by their first pixel.
+trains on, known by their first pixel, SAVES a file for the steps of checkpoints that are on disk.
 """
 
 from __future__ import annotations
@@ -33,27 +33,38 @@ def main() -> None:
             halt_at(int(step), how)
     if "READS" in os.environ:
         note_reads(Path(os.environ["READS"], f"rank-{rank}-of-{here.size if here else 1}"))
+    if "SAVES" in os.environ:
+        note_saves(Path(os.environ["SAVES"]))
     main()
 
 
 def halt_at(step: int, how: str) -> None:
-    requested = preemption.Preemption.requested
+    from hvdsync.train.observer import EpochObserver
+
+    listening: list[Any] = []
+    install, pass_ended = preemption.Preemption.install, EpochObserver.pass_ended
     left = [step]
 
-    def halting(self: preemption.Preemption) -> bool:
-        left[0] -= 1
+    def remembered(self: Any) -> Any:
+        listening.append(self)
+        return install(self)
+
+    def halting(self: Any) -> bool:
+        left[0] -= (self._passes + 1) % self._epoch.accumulate == 0
         if left[0] == 0:
+            left[0] = -1
             if how == "die":
                 os.kill(os.getpid(), signal.SIGKILL)
             Path("halted").touch()
-            while how == "hold" or self.wish is None:
+            while how == "hold" or listening[0].wish is None:
                 time.sleep(0.01)
             Path("signalled").touch()
             while how == "second":
                 time.sleep(0.01)
-        return requested(self)
+        return pass_ended(self)
 
-    preemption.Preemption.requested = halting  # type: ignore[method-assign]
+    preemption.Preemption.install = remembered  # type: ignore[method-assign]
+    EpochObserver.pass_ended = halting  # type: ignore[method-assign]
 
 
 def note_reads(path: Path) -> None:
@@ -69,6 +80,20 @@ def note_reads(path: Path) -> None:
                 yield batch
 
     Epoch.__iter__ = noting  # type: ignore[method-assign]
+
+
+def note_saves(path: Path) -> None:
+    from hvdsync.checkpoint.store import Store
+
+    write = Store.write
+
+    def noting(self: Any, step: int, *args: Any, **kwargs: Any) -> Any:
+        folder = write(self, step, *args, **kwargs)
+        with path.open("a") as notes:
+            notes.write(f"{step}\n")
+        return folder
+
+    Store.write = noting  # type: ignore[method-assign]
 
 
 main()

@@ -50,6 +50,7 @@ def run(argv: list[str], log: Path, kill: dict[str, int] | None = None) -> int:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
+        note_saves(log.with_name("saves"))
         if kill is not None:
             prepare_to_die(**kill)
         train(argv)
@@ -69,6 +70,19 @@ def train(argv: list[str]) -> NoReturn:
         traceback.print_exc()
     sys.stdout.flush()
     os._exit(code)
+
+
+def note_saves(path: Path) -> None:
+    """One byte for each checkpoint that is on disk."""
+    write = store.Store.write
+
+    def noting(self: store.Store, *args: Any, **kwargs: Any) -> Any:
+        folder = write(self, *args, **kwargs)
+        with path.open("a") as notes:
+            notes.write(".")
+        return folder
+
+    store.Store.write = noting  # type: ignore[method-assign]
 
 
 def prepare_to_die(steps: int, touches: int) -> None:
@@ -151,6 +165,7 @@ def main(framework: str, folder: Path, seed: int, kills: int) -> None:
             {
                 "kills": len(resumed) - 1,
                 "in_saves": in_saves,
+                "saves": (folder / "saves").stat().st_size,
                 "resumed_from": resumed,
                 "step": newest(killed).name,
                 "same_weights": all(np.array_equal(a, b) for a, b in pairs),

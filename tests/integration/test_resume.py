@@ -120,15 +120,15 @@ def test_two_ranks_end_with_the_bits_of_an_undisturbed_run_whoever_is_killed(
     assert all(np.array_equal(a, b) for a, b in zip(whole, after, strict=True))
 
 
-@pytest.mark.parametrize("sizes", [(2, 1, 3), (1, 2)])
-def test_at_other_numbers_of_ranks_each_sample_of_an_epoch_is_trained_on_once(sizes, tmp_path):
+# Of 203 samples: seven steps of two ranks, thirteen of one; all in the second epoch.
+@pytest.mark.parametrize(("sizes", "steps"), [((2, 1, 3), (9, 4)), ((1, 2), (16,))])
+def test_at_other_numbers_of_ranks_each_sample_of_an_epoch_is_trained_on_once(
+    sizes, steps, tmp_path
+):
     make_data(tmp_path / "data")
     reads = tmp_path / "reads"
     reads.mkdir()
-    for size in sizes[:-1]:
-        # In the second epoch: seven steps of two ranks, thirteen of one.
-        step = 9 if size == 2 else 15
-        step -= sum(1 for _ in reads.iterdir()) and 6
+    for size, step in zip(sizes, steps, strict=False):
         for mark in ("halted", "signalled"):
             (tmp_path / mark).unlink(missing_ok=True)
         start = [*(launcher(size) if size > 1 else ()), *command("torch", "run", "--no-augment")]
