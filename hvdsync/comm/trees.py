@@ -48,7 +48,13 @@ def join(skeleton: Any, leaves: Sequence[Any]) -> Any:
 def _map_children(node: Any, walk: Callable[[Any], Any]) -> Any:
     if isinstance(node, dict):
         copy = {key: walk(value) for key, value in node.items()}
-        return copy if type(node) is dict else type(node)(copy)
+        if type(node) is dict:
+            return copy
+        same = type(node)(copy)
+        # A module's state keeps the versions of its layers in an attribute.
+        if attributes := getattr(node, "__dict__", None):
+            vars(same).update(attributes)
+        return same
     if isinstance(node, tuple) and hasattr(node, "_fields"):
         return type(node)(*(walk(value) for value in node))
     if isinstance(node, list | tuple):

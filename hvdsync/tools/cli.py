@@ -20,6 +20,7 @@ COMMANDS = {
     "build-horovod": "hvdsync.tools.build_horovod:command",
     "doctor": "hvdsync.tools.doctor:command",
     "data": "hvdsync.tools.data:command",
+    "checkpoint": "hvdsync.tools.checkpoint:command",
 }
 
 
