@@ -36,8 +36,8 @@ def shift_randomly(images: Array, noise: npt.NDArray[np.uint64]) -> Array:
     most = min(_MOST_PIXELS, min(height, width) // _SMALLEST_PART)
     if most == 0:
         return images
-    choices = np.uint64(2 * most + 1)
-    down, right = noise % choices, (noise >> np.uint64(32)) % choices
+    half, choices = np.uint64(32), np.uint64(2 * most + 1)
+    down, right = (noise << half >> half) % choices, (noise >> half) % choices
     padded = np.pad(images, ((0, 0), (most, most), (most, most), (0, 0)))
     rows = _window(down, height)[:, :, np.newaxis]
     columns = _window(right, width)[:, np.newaxis, :]

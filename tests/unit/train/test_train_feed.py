@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -133,3 +134,59 @@ def test_each_test_sample_is_evaluated_by_one_rank(
             assert len(images) == len(labels)
             evaluated += images.ravel().tolist()
     assert sorted(evaluated) == [0, 1, 2, 3, 4]
+
+
+def pictures(length: int) -> Dataset:
+    """A data set of images of 16 x 16 random pixels."""
+    x = np.random.default_rng(1).random((length, 16, 16), np.float32)
+    labels = np.arange(length)
+    return make_dataset("pictures", x, labels, x[:1], labels[:1])
+
+
+def augmented(pretend: Callable[..., None], ranks: int, state: Any = None) -> dict[int, bytes]:
+    """What each sample (by its label) looks like in the epoch that the state is in."""
+    looks = {}
+    for rank in range(ranks):
+        pretend(rank, ranks)
+        order = sampler(50)
+        if state is not None:
+            order.load_state_dict(state)
+        for batch in Epoch(pictures(50), order, 4, 1, augment=True):
+            for image, label in zip(batch.images, batch.labels, strict=True):
+                looks[int(label)] = image.tobytes()
+    return looks
+
+
+def test_a_sample_is_shifted_alike_at_any_number_of_ranks_and_after_a_resume(
+    pretend: Callable[..., None],
+) -> None:
+    alone = augmented(pretend, 1)
+    assert augmented(pretend, 3) == alone
+    state = {**sampler(50).state_dict(), "cursor": 20}
+    rest = augmented(pretend, 2, state)
+    assert len(rest) == 30
+    assert rest.items() <= alone.items()
+    # Another epoch, other shifts; and they are no plain images.
+    other = augmented(pretend, 1, {**state, "cursor": 0, "epoch": 1})
+    plain = {i: image.tobytes() for i, image in enumerate(pictures(50).x_train)}
+    assert sum(alone[i] == other[i] for i in alone) < 20
+    assert sum(alone[i] == plain[i] for i in alone) < 20
+
+
+def test_what_was_read_ahead_does_not_count_as_trained(pretend: Callable[..., None]) -> None:
+    pretend(0, 2)
+    order = sampler(61)
+    epoch = Epoch(numbered(61), order, 8, 1)
+    list(epoch)  # as Keras reads it, all at once
+    assert epoch.state_after(0)["cursor"] == 0
+    assert epoch.state_after(2)["cursor"] == 32
+    assert (epoch.state_after(4)["epoch"], epoch.state_after(4)["cursor"]) == (1, 0)
+
+    rest = sampler(61)
+    rest.load_state_dict(epoch.state_after(2))
+    after = Epoch(numbered(61), rest, 8, 1)
+    assert (after.samples_before, after.steps_before, after.steps_in_whole) == (32, 2, 4)
+    assert (after.number, after.passes, after.state_after(0)["cursor"]) == (0, 2, 32)
+    nothing = Epoch(numbered(61), order, 8, 1, trained=True)
+    assert (nothing.number, nothing.passes, nothing.samples_before) == (0, 0, 61)
+    assert list(nothing) == []

@@ -297,7 +297,9 @@ def test_a_time_limit_saves_and_ends(tmp_path: Path) -> None:
     steps = []
     while not steps or steps[-1].step < 33:
         outcome, _, _ = run(replace(config, resume=True), tmp_path)
-        assert isinstance(outcome, Stopped) and outcome.reason == "the time limit of 6e-05 s on rank 0"
+        assert (
+            isinstance(outcome, Stopped) and outcome.reason == "the time limit of 6e-05 s on rank 0"
+        )
         steps.append(outcome)
         assert len(steps) <= 40
     # Each start takes one step, and one more start evaluates after the last of an epoch.
