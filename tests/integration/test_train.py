@@ -114,18 +114,6 @@ def test_frameworks_take_the_same_steps(finished, framework):
         np.testing.assert_allclose(a, b, atol=0.02)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(finished, framework, tmp_path):
-    succeed([*launcher(2), *TRAIN, *options(framework, epochs=1)], tmp_path)
-    output = succeed([*launcher(2), *TRAIN, *options(framework, epochs=2)], tmp_path)
-    assert "going on after epoch 1, step 64" in output
-    assert "epoch 1/2" not in output
-    whole = weights(finished(framework).checkpoint)
-    resumed = weights(newest(tmp_path / "run"))
-    assert all((a == b).all() for a, b in zip(whole, resumed, strict=True))
-
-
 def test_a_second_run_in_the_same_folder_goes_on_unless_it_is_told_not_to(finished, tmp_path):
     shutil.copytree(finished("torch").folder / "run", tmp_path / "run")
     result = run([*TRAIN, *options("torch", epochs=2), "--no-resume"], tmp_path)
