@@ -27,7 +27,10 @@ OPTIONS = (
     *("--dropout", "0.3", "--augment", "--optimizer", "momentum", "--lr", "0.05"),
     *("--warmup-epochs", "1.5", "--accumulate", "2", "--checkpoint-every", "2"),
 )
-STEPS = 39  # 203 samples: 26 passes of 8, in 13 steps
+# More steps than all kills together can get through: 203 samples are 26 passes of 8, 13 steps.
+EPOCHS, STEPS = 12, 156
+_MOST_STEPS = 5
+_MOST_TOUCHES = 14  # of some 17 that a save needs: within two saves, which are two steps apart
 
 
 def make_data(path: Path) -> None:
@@ -135,7 +138,7 @@ def main(framework: str, folder: Path, seed: int, kills: int) -> None:
 
     data = folder / "data"
     make_data(data)
-    shared = ["--framework", framework, "--dataset", str(data), *OPTIONS]
+    shared = ["--framework", framework, "--dataset", str(data), *OPTIONS, "--epochs", str(EPOCHS)]
     log = folder / "log"
 
     def argv(name: str) -> list[str]:
@@ -148,11 +151,13 @@ def main(framework: str, folder: Path, seed: int, kills: int) -> None:
     ended(run(argv("whole"), log), 0)
     rng = random.Random(seed)
     in_saves = 0
+    assert kills * (_MOST_STEPS + 2) < STEPS, "the run would be over before the last kill"
     for i in range(kills):
         # Every other kill within a save.
-        kill = {"steps": rng.randint(1, 5), "touches": rng.randint(1, 14) if i % 2 else 0}
-        if store.Store(folder / "killed", 1).steps()[-1:] >= [STEPS - 4]:
-            break  # too near to the end to be sure of a kill
+        kill = {
+            "steps": rng.randint(1, _MOST_STEPS),
+            "touches": rng.randint(1, _MOST_TOUCHES) if i % 2 else 0,
+        }
         ended(run(argv("killed"), log, kill), signal.SIGKILL)
         in_saves += kill["touches"] > 0
     ended(run(argv("killed"), log), 0)

@@ -183,11 +183,11 @@ def main() -> None:
     began = time.monotonic()
     turn = 0
     while time.monotonic() - began < options.seconds and not soak.wrong:
-        framework = FRAMEWORKS[turn % 3]
-        if turn // 3 % 3 < 2:
+        framework = FRAMEWORKS[turn // 3 % 3]
+        if turn % 3 < 2:
             soak.alone(framework)
         else:
-            soak.together(framework, mpi and turn // 9 % 2 == 1)
+            soak.together(framework, mpi and turn // 3 % 2 == 1)
         turn += 1
         counts = ", ".join(f"{number} {name}" for name, number in soak.counts.items())
         print(f"{time.monotonic() - began:5.0f} s  {framework}: {counts}", flush=True)

@@ -121,11 +121,12 @@ def test_a_second_signal_ends_the_process_at_once(folder):
     start = command("torch", "run", *ENDLESS)
     with started(start, folder, HALT="0:5:second") as process:
         wait_for((folder / "halted").exists, process, "it halts")
+        wait_for((folder / "run" / "step-00000004").exists, process, "step 4 is on disk")
         process.send_signal(signal.SIGTERM)
         wait_for((folder / "signalled").exists, process, "the first signal has come")
         process.send_signal(signal.SIGUSR1)
         assert process.wait(SECONDS) == -signal.SIGUSR1
-    # It had no time for a checkpoint of step 5; that of step 4 is there.
+    # It had no time for a checkpoint of step 5.
     assert newest(folder / "run").name == "step-00000004"
 
 

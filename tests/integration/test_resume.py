@@ -56,12 +56,12 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_bits_of_an_undisturb
     told = json.loads(result.stdout.splitlines()[-1])
     assert told["kills"] == kills
     assert told["in_saves"] == kills // 2
-    assert told["step"] == "step-00000039"
+    assert told["step"] == "step-00000156"
     assert told["same_weights"]
     # Loss and accuracy of every epoch, though it was read in parts.
     assert told["same_numbers"]
-    # They did go on from different places.
-    assert len(set(told["resumed_from"])) > 2
+    # They did go on from different places; each save waits for the one before to be on disk.
+    assert len(set(told["resumed_from"])) > kills // 8
 
 
 HALTING = ("python", HERE / "halting_rank.py")
