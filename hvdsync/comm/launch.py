@@ -121,3 +121,9 @@ def detect(environ: Mapping[str, str] | None = None) -> LaunchInfo | None:
     variables = os.environ if environ is None else environ
     found = (launcher.detect(variables) for launcher in LAUNCHERS)
     return next((launch for launch in found if launch is not None), None)
+
+
+def is_elastic() -> bool:
+    """Whether ranks may come and go while this job runs."""
+    launch = detect()
+    return launch is not None and launch.elastic

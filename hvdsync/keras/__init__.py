@@ -10,7 +10,7 @@ from hvdsync.data.sampler import DistributedSampler
 from hvdsync.data.tf_dataset import shard
 from hvdsync.keras import callbacks, elastic
 from hvdsync.keras._backend import backend as _backend
-from hvdsync.keras.checkpoint import Checkpoint
+from hvdsync.keras.checkpoint import Checkpoint, RandomState
 from hvdsync.keras.functions import (
     allgather,
     allgather_object,
@@ -28,6 +28,7 @@ from hvdsync.keras.optimizer import (
     distribute,
 )
 from hvdsync.keras.runtime import init, shutdown
+from hvdsync.keras.sync_batch_norm import SyncBatchNormalization
 from hvdsync.sync.schedule import scale_learning_rate, warmup
 
 _hvd = _backend.hvd

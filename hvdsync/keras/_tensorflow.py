@@ -13,7 +13,9 @@ from hvdsync.comm import world
 from hvdsync.sync.accumulation import GraphAccumulation
 from hvdsync.sync.compression import tensorflow_compression
 from hvdsync.sync.elastic import tensorflow_lost_rank
-from hvdsync.sync.tensorflow_reducer import GraphReducer, variable_of
+from hvdsync.sync.tensorflow_gradients import variable_of
+from hvdsync.sync.tensorflow_reducer import GraphReducer
+from hvdsync.sync.tensorflow_reducer import sum_over_ranks as _sum_over_ranks
 
 FRAMEWORK = "tensorflow"
 hvd = _horovod.load(FRAMEWORK)
@@ -91,6 +93,11 @@ def reducescatter(value: Any, name: str | None, op: Any) -> Any:
     """Reduction over ranks, of which each gets its part of axis 0."""
     tensor = to_tensor(value)
     return hvd.reducescatter(tensor, op=op, name=name) if hvd.is_initialized() else tensor
+
+
+def sum_over_ranks(tensor: Any, name: str) -> Any:
+    """The sum over ranks, which lets gradients through."""
+    return _sum_over_ranks(tf, hvd, tensor, name)
 
 
 def are_initialized(variables: Sequence[Any]) -> bool:

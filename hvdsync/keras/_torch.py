@@ -166,6 +166,22 @@ def reducescatter(value: Any, name: str | None, op: Any) -> torch.Tensor:
     return hvd.reducescatter(tensor, op=op, name=name) if hvd.is_initialized() else tensor
 
 
+class _SumOverRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        ctx.name = name
+        return hvd.allreduce(tensor, op=hvd.Sum, name=name)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return hvd.allreduce(gradient, op=hvd.Sum, name=f"{ctx.name}.backward"), None
+
+
+def sum_over_ranks(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """The sum over ranks, which lets gradients through."""
+    return _SumOverRanks.apply(tensor, name)  # type: ignore[no-any-return, no-untyped-call]
+
+
 def are_initialized(variables: Sequence[Any]) -> bool:
     """Whether the variables have values: always."""
     return True

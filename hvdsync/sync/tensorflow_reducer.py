@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import sys
 import weakref
-import zlib
 from collections.abc import Callable, Collection, Hashable, Sequence
 from types import ModuleType
 from typing import Any
@@ -16,27 +15,17 @@ from typing import Any
 from hvdsync.comm import launch, world
 from hvdsync.errors import HvdsyncError
 from hvdsync.sync.buckets import DEFAULT_FIRST_BYTES, DEFAULT_LIMIT_BYTES, plan_buckets
+from hvdsync.sync.tensorflow_gradients import (
+    GradientKinds,
+    checksum_of,
+    kept_from_folding,
+    key_of,
+)
 
 # How often each label was used in a graph so far. A second use in one graph (two calls of
 # gradient() on a persistent tape) may be in flight beside the first and needs another name; a
 # retraced function is a new graph and gets the old names again.
 _uses: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
-
-
-def variable_of(source: Any) -> Any:
-    """The ``tf.Variable`` (or tensor) behind a ``keras.Variable``; anything else as it is."""
-    # Only a Keras variable has a path; its own attribute is taken because `.value` may be cast.
-    return source._value if hasattr(source, "path") and hasattr(source, "_value") else source
-
-
-def name_of(source: Any) -> str:
-    """A name that is equal on all ranks: the path of a Keras variable, or the TensorFlow name."""
-    return str(getattr(source, "path", None) or getattr(source, "name", None) or "tensor")
-
-
-def key_of(source: Any) -> Hashable:
-    """A hashable identity of a variable or tensor."""
-    return variable_of(source).ref()
 
 
 class GraphReducer:
@@ -45,7 +34,10 @@ class GraphReducer:
     Gradients are taken in reverse order of their sources, since backward produces them so, packed
     by dtype into flat tensors (see :func:`hvdsync.sync.buckets.plan_buckets`), compressed, reduced
     by Horovod and unpacked. ``tf.IndexedSlices`` travel as two all-gathers (or densely, with
-    ``sparse_as_dense``). None stays None. With one rank the very same list comes back.
+    ``sparse_as_dense``). With one rank the very same list comes back.
+
+    A gradient that is None on every rank stays None; one that is None on some counts as zero there
+    (see :class:`hvdsync.sync.tensorflow_gradients.GradientKinds`).
 
     Collectives are named after ``name`` and a checksum of the sources' names and shapes, never by
     a global counter, so that retracing changes no name and two wrappers do not share one.
@@ -77,7 +69,6 @@ class GraphReducer:
         self._op = op
         self._predivide = gradient_predivide_factor
         self.process_set = hvd.global_process_set if process_set is None else process_set
-        self._sparse_as_dense = sparse_as_dense
         self._groups = (
             groups
             if groups is None or isinstance(groups, int)
@@ -87,6 +78,7 @@ class GraphReducer:
         self._limit_bytes = 0 if op == hvd.Adasum else limit_bytes
         self._first_bytes = None if op == hvd.Adasum else first_bytes
         self._eager: dict[Hashable, Callable[..., Any]] = {}
+        self._kinds = GradientKinds(tf, hvd, self.process_set, sparse_as_dense)
         self._waited: Any = None
 
     @property
@@ -103,8 +95,7 @@ class GraphReducer:
         if not world.is_active():
             world.current()  # raises when a launcher started several ranks
             return False
-        started = launch.detect()
-        if started is not None and started.elastic:
+        if launch.is_elastic():
             # A graph outlives a change of the world's size, so it holds the collectives always.
             return True
         return bool(self.process_set.included()) and self.process_set.size() > 1
@@ -124,21 +115,25 @@ class GraphReducer:
         ranks when ``scale_local``, so that their step matches that of averaged ones.
         """
         gradients = list(gradients)
-        if not self.active or all(gradient is None for gradient in gradients):
+        if not self.active or not gradients:
             return gradients
         tf = self._tf
-        names = tuple(name_of(s) for s in sources)
         keys = [key_of(s) for s in sources]
         is_local = tuple(key in local for key in keys)
         groups = self._group_positions(keys)
-        if not tf.executing_eagerly():
-            return self._in_graph(gradients, names, is_local, scale_local, groups)
+        eager = tf.executing_eagerly()
+        label = f"{self.name}.{checksum_of(sources)}"
+        if not eager:
+            label = _numbered(tf, label)
+        gradients = self._kinds.agree(label, gradients, sources, is_local)
+        if not eager:
+            return self._in_graph(gradients, label, is_local, scale_local, groups)
         # In eager mode one op waits for the one before it; a function runs them all at once.
-        signature = (names, is_local, scale_local, groups)
+        signature = (label, is_local, scale_local, groups)
         function = self._eager.get(signature)
         if function is None:
             function = tf.function(
-                lambda grads: self._in_graph(grads, names, is_local, scale_local, groups),
+                lambda grads: self._in_graph(grads, label, is_local, scale_local, groups),
                 reduce_retracing=True,
                 autograph=False,
             )
@@ -166,7 +161,7 @@ class GraphReducer:
     def _in_graph(
         self,
         gradients: Sequence[Any],
-        names: tuple[str, ...],
+        label: str,
         is_local: tuple[bool, ...],
         scale_local: bool,
         groups: tuple[tuple[int, ...], ...] | None,
@@ -181,31 +176,16 @@ class GraphReducer:
                 continue
             if is_local[i]:
                 result[i] = self._divide(result[i]) if scale_local else result[i]
-            elif not isinstance(result[i], tf.IndexedSlices):
-                dense.append(i)
-            elif self._sparse_as_dense:
-                result[i] = tf.convert_to_tensor(result[i])
-                dense.append(i)
-            else:
+            elif isinstance(result[i], tf.IndexedSlices):
                 sparse.append(i)
+            else:
+                dense.append(i)
         before = [_tensor(result[i]) for i in (*dense, *sparse)]
-        label = self._label(names, gradients)
         for i in sparse:
             result[i] = self._gather(result[i], f"{label}.sparse{i}")
         self._reduce_dense(result, dense, groups, label)
         self._count_waiting(before, [_tensor(result[i]) for i in (*dense, *sparse)])
         return result
-
-    def _label(self, names: tuple[str, ...], gradients: Sequence[Any]) -> str:
-        shapes = ["" if g is None else str(g.shape) for g in gradients]
-        graph = self._tf.compat.v1.get_default_graph()
-        # What is None on one rank only must meet the other ranks under one name, to be refused
-        # by Horovod with both shapes; so gradients that are missing leave the checksum alone.
-        parts = [n if n != "tensor" else n + s for n, s in zip(names, shapes, strict=True)]
-        label = f"{self.name}.{zlib.crc32(chr(0).join(parts).encode()):08x}"
-        uses = _uses.setdefault(graph, {})
-        uses[label] = uses.get(label, -1) + 1
-        return f"{label}.{uses[label]}" if uses[label] else label
 
     def _reduce_dense(
         self,
@@ -258,8 +238,11 @@ class GraphReducer:
                 "sparse_as_dense=True for other reductions"
             )
         options = {"ignore_name_scope": True, "process_set": self.process_set}
-        values = hvd.allgather(slices.values, name=f"{name}.values", **options)
-        indices = hvd.allgather(slices.indices, name=f"{name}.indices", **options)
+        values = kept_from_folding(tf, slices.values)
+        values = hvd.allgather(values, name=f"{name}.values", **options)
+        # Of one type on all ranks, those included that have no rows.
+        rows = kept_from_folding(tf, tf.cast(slices.indices, tf.int64))
+        indices = hvd.allgather(rows, name=f"{name}.indices", **options)
         gathered = tf.IndexedSlices(values, indices, slices.dense_shape)
         return self._divide(gathered) if self._op == hvd.Average else gathered
 
@@ -305,6 +288,12 @@ def _refuse_xla(name: str) -> None:
         frame = frame.f_back
 
 
+def _numbered(tf: ModuleType, label: str) -> str:
+    uses = _uses.setdefault(tf.compat.v1.get_default_graph(), {})
+    uses[label] = uses.get(label, -1) + 1
+    return f"{label}.{uses[label]}" if uses[label] else label
+
+
 def _tensor(gradient: Any) -> Any:
     return gradient.values if hasattr(gradient, "values") else gradient
 
@@ -323,6 +312,7 @@ def allreduce(
 
     bfloat16, which Horovod does not know, travels as float32.
     """
+    tensor = kept_from_folding(tf, tensor)
     narrow = tensor.dtype == tf.bfloat16
     reduced = hvd.allreduce(
         tf.cast(tensor, tf.float32) if narrow else tensor,
@@ -334,3 +324,17 @@ def allreduce(
         ignore_name_scope=True,
     )
     return tf.cast(reduced, tf.bfloat16) if narrow else reduced
+
+
+def sum_over_ranks(tf: ModuleType, hvd: ModuleType, tensor: Any, name: str) -> Any:
+    """The sum of a tensor over ranks, which lets gradients through (they are summed too)."""
+
+    def total(part: Any, name: str) -> Any:
+        everyone = hvd.global_process_set
+        return allreduce(tf, hvd, part, name, op=hvd.Sum, process_set=everyone)
+
+    @tf.custom_gradient
+    def summed(part: Any) -> Any:
+        return total(part, name), lambda gradient: total(gradient, f"{name}.backward")
+
+    return summed(tensor)

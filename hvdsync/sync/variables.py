@@ -12,7 +12,7 @@ import numpy as np
 
 from hvdsync.comm import trees, verbs, world
 from hvdsync.errors import RankMismatch
-from hvdsync.sync.tensorflow_reducer import name_of
+from hvdsync.sync.tensorflow_gradients import name_of
 
 
 def as_array(variable: Any) -> np.ndarray:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from hvdsync.comm import horovod as _horovod
 from hvdsync.comm import world
-from hvdsync.sync.tensorflow_reducer import variable_of
+from hvdsync.sync.tensorflow_gradients import kept_from_folding, variable_of
 from hvdsync.tensorflow.compression import Compression
 
 hvd = _horovod.load("tensorflow")
@@ -34,6 +34,11 @@ def _scaled(tensor: Any, factor: float) -> Any:
 def _native(tensor: Any) -> Any:
     tensor = variable_of(tensor)
     return tensor if isinstance(tensor, tf.IndexedSlices) else tf.convert_to_tensor(tensor)
+
+
+def _sendable(tensor: Any) -> Any:
+    tensor = _native(tensor)
+    return tensor if isinstance(tensor, tf.IndexedSlices) else kept_from_folding(tf, tensor)
 
 
 def allreduce(
@@ -58,7 +63,7 @@ def allreduce(
     if _without_runtime():
         hvd.handle_average_backwards_compatibility(op, average)
         return _scaled(_native(tensor), prescale_factor * postscale_factor)
-    tensor = _native(tensor)
+    tensor = _sendable(tensor)
     sparse = isinstance(tensor, tf.IndexedSlices)
     wire, ctx = (tensor, None) if sparse else compression.compress(tensor)
     # Horovod does not know bfloat16; float32 holds each of its values.
@@ -102,7 +107,7 @@ def grouped_allreduce(
     if _without_runtime():
         hvd.handle_average_backwards_compatibility(op, average)
         return [_scaled(_native(t), prescale_factor * postscale_factor) for t in tensors]
-    native = [_native(t) for t in tensors]
+    native = [_sendable(t) for t in tensors]
     # Horovod's own pairs the shapes of sparse gradients with the wrong tensors of a mixed list.
     dense = [i for i, t in enumerate(native) if not isinstance(t, tf.IndexedSlices)]
     options = {
@@ -136,7 +141,7 @@ def allgather(
     """Concatenation over ranks along axis 0, whose lengths may differ (Horovod's ``allgather``)."""
     if _without_runtime():
         return tf.identity(_native(tensor))
-    return hvd.allgather(_native(tensor), name, ignore_name_scope, process_set)
+    return hvd.allgather(_sendable(tensor), name, ignore_name_scope, process_set)
 
 
 def grouped_allgather(
@@ -149,7 +154,7 @@ def grouped_allgather(
     if _without_runtime():
         return [tf.identity(_native(t)) for t in tensors]
     return hvd.grouped_allgather(
-        [_native(t) for t in tensors], name, ignore_name_scope, process_set
+        [_sendable(t) for t in tensors], name, ignore_name_scope, process_set
     )
 
 
@@ -163,7 +168,7 @@ def broadcast(
     """The tensor of rank ``root_rank``; shape and dtype are equal everywhere (Horovod's)."""
     if _without_runtime():
         return tf.identity(_native(tensor))
-    return hvd.broadcast(_native(tensor), root_rank, name, ignore_name_scope, process_set)
+    return hvd.broadcast(_sendable(tensor), root_rank, name, ignore_name_scope, process_set)
 
 
 def broadcast_(
@@ -194,7 +199,7 @@ def alltoall(
     if _without_runtime():
         received = tf.identity(_native(tensor))
         return received if splits is None else (received, tf.identity(splits))
-    return hvd.alltoall(_native(tensor), splits, name, ignore_name_scope, process_set)
+    return hvd.alltoall(_sendable(tensor), splits, name, ignore_name_scope, process_set)
 
 
 def reducescatter(
@@ -212,7 +217,7 @@ def reducescatter(
     if _without_runtime():
         return _scaled(_native(tensor), prescale_factor * postscale_factor)
     return hvd.reducescatter(
-        _native(tensor),
+        _sendable(tensor),
         device_dense,
         compression,
         op,
@@ -239,7 +244,7 @@ def grouped_reducescatter(
     if _without_runtime():
         return [_scaled(_native(t), prescale_factor * postscale_factor) for t in tensors]
     return hvd.grouped_reducescatter(
-        [_native(t) for t in tensors],
+        [_sendable(t) for t in tensors],
         device_dense,
         compression,
         op,

@@ -14,7 +14,7 @@ import tensorflow as tf
 from hvdsync.comm import horovod as _horovod
 from hvdsync.comm import verbs, world
 from hvdsync.sync.buckets import plan_buckets
-from hvdsync.sync.tensorflow_reducer import variable_of
+from hvdsync.sync.tensorflow_gradients import variable_of
 from hvdsync.sync.variables import refuse_different
 
 hvd = _horovod.load("tensorflow")

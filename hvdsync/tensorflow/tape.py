@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from hvdsync.comm import horovod as _horovod
 from hvdsync.sync.options import check_gradient_options
-from hvdsync.sync.tensorflow_reducer import GraphReducer, key_of
+from hvdsync.sync.tensorflow_gradients import key_of
+from hvdsync.sync.tensorflow_reducer import GraphReducer
 from hvdsync.tensorflow.compression import Compression
 
 hvd = _horovod.load("tensorflow")

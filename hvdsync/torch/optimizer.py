@@ -5,7 +5,6 @@ The wrapped optimizer keeps its own state, hooks and schedulers; reduction hangs
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hvdsync.comm import verbs
+from hvdsync.comm import launch, verbs
 from hvdsync.errors import RankMismatch
 from hvdsync.sync.options import check_gradient_options
 from hvdsync.sync.torch_reducer import Wire
@@ -239,7 +238,7 @@ def DistributedOptimizer(
     )
     _check_members(groups)
     names = _names(optimizer, named_parameters)
-    elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
+    elastic = launch.is_elastic()
     alone = verbs.size() == 1 and not elastic
     if op == hvd.Adasum and not alone:
         return hvd.DistributedOptimizer(

@@ -32,18 +32,6 @@ def same_seed_on_all_ranks():
 
 
 @pytest.fixture
-def shared_path(tmp_path_factory):
-    """A folder of rank 0 that all ranks know."""
-    return hvd.broadcast_object(tmp_path_factory.mktemp("shared") if hvd.rank() == 0 else None)
-
-
-@pytest.fixture
-def several_ranks():
-    if hvd.size() == 1:
-        pytest.skip("one rank has nobody to differ from")
-
-
-@pytest.fixture
 def tensorflow_backend():
     if keras.backend.backend() != "tensorflow":
         pytest.skip("a matter of Keras's TensorFlow backend")

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 
 import hvdsync.keras as hvd
+from tests.parallel.ranks import assert_equal_arrays_on_all_ranks, shard
 
 # float32 keeps 24 bits; a step sums and averages in another order than one process does, and a few
 # dozen steps carry that on. Weights here are of the order of 1.
@@ -15,12 +16,8 @@ def values(variables):
 
 
 def assert_equal_on_all_ranks(variables):
-    """Bit for bit: the bytes of each variable are those of rank 0."""
-    mine = [(v.shape, v.tobytes()) for v in values(variables)]
-    for rank, theirs in enumerate(hvd.allgather_object(mine)):
-        assert len(mine) == len(theirs)
-        for i, (a, b) in enumerate(zip(mine, theirs, strict=True)):
-            assert a == b, f"variable {i} differs between this rank and rank {rank}"
+    """Bit for bit: each variable is that of every other rank."""
+    assert_equal_arrays_on_all_ranks(values(variables))
 
 
 def assert_close(variables, others):
@@ -33,11 +30,6 @@ def data(samples=48, features=5, seed=0):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(samples, features)).astype("float32")
     return x, np.tanh(x.sum(1, keepdims=True)).astype("float32")
-
-
-def shard(*arrays):
-    """This rank's part of global data: every size-th sample."""
-    return tuple(a[hvd.rank() :: hvd.size()] for a in arrays)
 
 
 def make_model(features=5, norm=False):

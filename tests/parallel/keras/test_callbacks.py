@@ -16,9 +16,9 @@ from tests.parallel.keras.helpers import (
     fit_plain,
     fit_together,
     make_model,
-    shard,
     values,
 )
+from tests.parallel.ranks import shard
 
 
 class Watch(keras.callbacks.Callback):

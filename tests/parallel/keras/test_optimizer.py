@@ -14,9 +14,9 @@ from tests.parallel.keras.helpers import (
     fit_plain,
     fit_together,
     make_model,
-    shard,
     values,
 )
+from tests.parallel.ranks import shard
 
 OPTIMIZERS = {
     "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9, weight_decay=1e-2),

@@ -18,9 +18,9 @@ from tests.parallel.keras.helpers import (
     fit,
     fit_together,
     make_model,
-    shard,
     values,
 )
+from tests.parallel.ranks import shard
 
 OPTIMIZERS = {
     "SGD": lambda: keras.optimizers.SGD(0.1, momentum=0.9),

@@ -24,15 +24,3 @@ def world():
 def same_seed_on_all_ranks():
     keras.backend.clear_session()
     keras.utils.set_random_seed(0)
-
-
-@pytest.fixture
-def shared_path(tmp_path_factory):
-    """A folder of rank 0 that all ranks know."""
-    return hvd.broadcast_object(tmp_path_factory.mktemp("shared") if hvd.rank() == 0 else None)
-
-
-@pytest.fixture
-def several_ranks():
-    if hvd.size() == 1:
-        pytest.skip("one rank has nobody to differ from")

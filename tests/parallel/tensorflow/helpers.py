@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import hvdsync.tensorflow as hvd
+from tests.parallel.ranks import assert_equal_arrays_on_all_ranks
 
 # float32 keeps 24 bits; a step sums and averages in another order than one process does, and a few
 # dozen steps carry that on. Weights here are of the order of 1.
@@ -16,17 +16,8 @@ def values(variables):
 
 
 def assert_equal_on_all_ranks(variables):
-    """Bit for bit: the bytes of each variable are those of rank 0."""
-    mine = [(v.shape, v.tobytes()) for v in values(variables)]
-    for rank, theirs in enumerate(hvd.allgather_object(mine)):
-        assert len(mine) == len(theirs)
-        for i, (a, b) in enumerate(zip(mine, theirs, strict=True)):
-            assert a == b, f"variable {i} differs between this rank and rank {rank}"
-
-
-def shard(*batch):
-    """This rank's part of a global batch: every size-th sample."""
-    return tuple(t[hvd.rank() :: hvd.size()] for t in batch)
+    """Bit for bit: each variable is that of every other rank."""
+    assert_equal_arrays_on_all_ranks(values(variables))
 
 
 def batches(count, size=12, features=5, seed=0):

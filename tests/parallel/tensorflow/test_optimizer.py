@@ -7,13 +7,13 @@ import tensorflow as tf
 
 import hvdsync.tensorflow as hvd
 from hvdsync.errors import RankMismatch
+from tests.parallel.ranks import shard
 from tests.parallel.tensorflow.helpers import (
     CLOSE,
     assert_equal_on_all_ranks,
     batches,
     loss_of,
     make_model,
-    shard,
     train_plain,
     values,
 )

@@ -7,13 +7,13 @@ import tensorflow as tf
 
 import hvdsync.tensorflow as hvd
 from hvdsync.errors import HvdsyncError
+from tests.parallel.ranks import shard
 from tests.parallel.tensorflow.helpers import (
     CLOSE,
     assert_equal_on_all_ranks,
     batches,
     loss_of,
     make_model,
-    shard,
     train_plain,
     values,
 )
@@ -280,17 +280,6 @@ def test_waiting_is_counted_and_only_where_there_is_somebody_to_wait_for():
 
 
 @pytest.mark.usefixtures("several_ranks")
-def test_a_gradient_missing_on_one_rank_is_refused_and_not_waited_for():
-    """Graphs differ between ranks; the sizes that meet under one name tell."""
-    vs = [tf.Variable([1.0], name="everywhere"), tf.Variable([1.0, 1.0], name="on_rank_0")]
-    with tf.GradientTape() as tape:
-        y = tf.reduce_sum(vs[0])
-        y += tf.reduce_sum(vs[1]) if hvd.rank() == 0 else 0.0
-    with pytest.raises(tf.errors.OpError, match="shape"):
-        hvd.DistributedGradientTape(tape).gradient(y, vs)
-
-
-@pytest.mark.usefixtures("several_ranks")
 def test_a_reduction_inside_a_compiled_function_says_what_to_do():
     v = tf.Variable(1.0)
 
@@ -315,3 +304,20 @@ def test_what_is_local_may_be_compiled():
 
     reduced = hvd.allreduce(local(), op=hvd.Average)
     assert float(reduced) == 6 * mean_over_ranks(lambda r: r + 1)
+
+
+def test_collectives_of_constants_run_at_every_call_of_a_function():
+    """Left alone, TensorFlow evaluates them once while it optimises the graph."""
+
+    @tf.function
+    def total(x):
+        mine = tf.constant([1.0]) if hvd.rank() == 0 else x
+        part = tf.constant([2]) if hvd.rank() == 0 else tf.cast(x, tf.int32)
+        gathered = hvd.allgather(part, name="gathered")
+        return hvd.allreduce(mine, op=hvd.Sum, name="sum"), gathered
+
+    for x in (3.0, 5.0, 7.0):
+        summed, gathered = total(tf.constant([x]))
+        others = hvd.size() - 1
+        assert float(summed[0]) == 1.0 + x * others
+        assert gathered.numpy().tolist() == [2] + [int(x)] * others

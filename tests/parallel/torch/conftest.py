@@ -17,9 +17,3 @@ def world():
 @pytest.fixture(autouse=True)
 def same_seed_on_all_ranks():
     torch.manual_seed(0)
-
-
-@pytest.fixture
-def shared_path(tmp_path_factory):
-    """A folder of rank 0 that all ranks know."""
-    return hvd.broadcast_object(tmp_path_factory.mktemp("shared") if hvd.rank() == 0 else None)

@@ -4,23 +4,15 @@ import copy
 
 import torch
 
-import hvdsync.torch as hvd
+from tests.parallel.ranks import assert_equal_arrays_on_all_ranks
 
 
 def assert_equal_on_all_ranks(tensors):
-    """Bit for bit: the bytes of each tensor are those of rank 0."""
-    mine = [
-        t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        for t in tensors
-    ]
-    for rank, theirs in enumerate(hvd.allgather_object(mine)):
-        for i, (a, b) in enumerate(zip(mine, theirs, strict=True)):
-            assert a == b, f"tensor {i} differs between this rank and rank {rank}"
-
-
-def shard(*batch):
-    """This rank's part of a global batch: every size-th sample."""
-    return tuple(t[hvd.rank() :: hvd.size()] for t in batch)
+    """Bit for bit, whatever the dtype."""
+    tensors = [t.detach().cpu().contiguous() for t in tensors]
+    assert_equal_arrays_on_all_ranks(
+        [t.reshape(-1).view(torch.uint8).reshape(*t.shape, -1).numpy() for t in tensors]
+    )
 
 
 def plain_copy(model):

@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import hvdsync.torch as hvd
-from tests.parallel.torch.helpers import assert_equal_on_all_ranks, plain_copy, shard
+from tests.parallel.ranks import shard
+from tests.parallel.torch.helpers import assert_equal_on_all_ranks, plain_copy
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
 STEPS = 6

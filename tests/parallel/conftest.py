@@ -1,0 +1,17 @@
+"""Fixtures of all frameworks' suites; each suite's own ``conftest.py`` starts its world."""
+
+import pytest
+
+from hvdsync.comm import verbs
+
+
+@pytest.fixture
+def shared_path(tmp_path_factory):
+    """A folder of rank 0 that all ranks know."""
+    return verbs.broadcast_object(tmp_path_factory.mktemp("shared") if verbs.rank() == 0 else None)
+
+
+@pytest.fixture
+def several_ranks():
+    if verbs.size() == 1:
+        pytest.skip("one rank has nobody to differ from")
