@@ -3,6 +3,9 @@
 import io
 import logging
 import random
+import subprocess
+import sys
+import textwrap
 import zipfile
 from contextlib import nullcontext
 
@@ -113,6 +116,40 @@ def test_a_background_save_holds_what_keras_would_have_saved_at_its_moment(share
     for a, b in zip(values(model.weights + model.optimizer.variables), at_save, strict=True):
         assert a.tobytes() == b.tobytes()
     checkpoint.close()
+
+
+def test_the_file_of_a_background_save_opens_where_hvdsync_and_horovod_cannot_be_imported(
+    shared_path,
+):
+    model = fit_together(hvd.distribute(keras.optimizers.Adam(0.02)), 1)
+    with hvd.Checkpoint(shared_path, background=True) as checkpoint:
+        folder = checkpoint.save(1, model=model)
+    script = """
+        import sys
+
+        class Blocker:
+            def find_spec(self, name, path=None, target=None):
+                if name.split(".")[0] in ("hvdsync", "horovod"):
+                    raise ImportError(name)
+
+        sys.meta_path.insert(0, Blocker())
+        import keras
+        model = keras.models.load_model(sys.argv[1])
+        print(type(model.optimizer).__name__, int(model.optimizer.iterations))
+        print(keras.ops.convert_to_numpy(model.layers[0].kernel).tolist())
+    """
+    if hvd.rank() == 0:
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script), folder / "model.keras"],
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert done.returncode == 0, done.stderr
+        optimizer, kernel = done.stdout.splitlines()
+        assert optimizer == f"Adam {int(model.optimizer.iterations)}"
+        assert kernel == str(values([model.layers[0].kernel])[0].tolist())
+    hvd.agree_all(True)
 
 
 def test_a_keras_that_saves_in_another_way_is_used_as_it_is_and_said_once(
