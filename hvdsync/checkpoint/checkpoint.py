@@ -19,8 +19,9 @@ from hvdsync.checkpoint import per_rank, plain
 from hvdsync.checkpoint.background import Background
 from hvdsync.checkpoint.codec import Codec
 from hvdsync.checkpoint.store import Store
-from hvdsync.comm import verbs, world
-from hvdsync.errors import CheckpointError, HvdsyncError
+from hvdsync.checkpoint.verdict import naming, on_every_rank, on_rank_zero
+from hvdsync.comm import world
+from hvdsync.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ class Checkpoint:
         if self.every is not None and step % self.every:
             return None
         states = per_rank.gather(state)
-        _, folder = _on_rank_zero(
+        _, folder = on_rank_zero(
             lambda: self._begin(step, state, states), tell=lambda folder: folder, name="save"
         )
         return folder
@@ -125,7 +126,7 @@ class Checkpoint:
     def wait(self) -> None:
         """Return when no save is in flight; raises on every rank when the last one failed."""
         if self._background is not None:
-            _on_rank_zero(self._finish, tell=lambda _: None, name="wait")
+            on_rank_zero(self._finish, tell=lambda _: None, name="wait")
 
     def close(self) -> None:
         """Wait for the save in flight and let another job write to the directory.
@@ -217,7 +218,7 @@ class Checkpoint:
         return lambda: self._store.write(step, fill, about)
 
     def _restore(self, find: Callable[[], Whole], state: dict[str, Any]) -> dict[str, Any] | None:
-        found, header = _on_rank_zero(
+        found, header = on_rank_zero(
             lambda: self._read(find, state),
             tell=lambda found: found and {k: v for k, v in found.items() if k not in _BULK},
             name="restore",
@@ -263,48 +264,30 @@ class Checkpoint:
     def _apply(self, given: dict[str, Any], trees: dict[str, Any], own: dict[str, Any]) -> None:
         def check() -> None:
             for name, tree in trees.items():
-                with _naming(name):
+                with naming(name):
                     self._codec.check(given[name], tree)
 
         def apply() -> None:
             for name, tree in trees.items():
-                with _naming(name):
+                with naming(name):
                     self._codec.apply(given[name], tree)
             # Last: to build and to load may draw random numbers.
             for name, state in own.items():
-                with _naming(name):
+                with naming(name):
                     given[name].load_state_dict(state)
 
         # Each on all ranks before the next: what does not fit somewhere is put in nowhere, and a
         # rank that fails alone must not leave the others training.
-        self._together(check)
-        self._together(apply)
-
-    def _together(self, action: Callable[[], None]) -> None:
-        failure = None
-        try:
-            action()
-        except Exception as error:
-            failure = CheckpointError(
-                f"rank {world.current().rank}: the checkpoint in {self.directory} does not fit "
-                f"{error}"
-            )
-            failure.__cause__ = error
-        failed_somewhere = verbs.agree_any(failure is not None)
-        if failure is not None:
-            raise failure
-        if failed_somewhere:
-            raise CheckpointError(
-                f"rank {world.current().rank}: another rank could not use the checkpoint in "
-                f"{self.directory}; its own message says why"
-            )
+        label = f"the checkpoint in {self.directory}"
+        on_every_rank(check, label)
+        on_every_rank(apply, label)
 
     def _step_of(self, find: Callable[[], Whole], name: str) -> int | None:
         def look() -> Whole:
             self._finish()
             return find()
 
-        _, step = _on_rank_zero(look, tell=lambda found: found and found[1]["step"], name=name)
+        _, step = on_rank_zero(look, tell=lambda found: found and found[1]["step"], name=name)
         return step
 
     def _best_whole(self) -> Whole:
@@ -333,49 +316,9 @@ class Checkpoint:
 _BULK = ("trees", "states")
 
 
-class _naming:
-    """Context that puts the name of an object in front of what is raised inside."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, Exception):
-            raise CheckpointError(f"{self._name!r}: {error}") from error
-
-
 def _refuse_metric(name: str, value: Any, step: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise CheckpointError(
             f"checkpoint of step {step}: best={name!r} needs a number of that name among the plain "
             f"values, and found {value!r}"
         )
-
-
-def _on_rank_zero(
-    action: Callable[[], Any], *, tell: Callable[[Any], Any], name: str
-) -> tuple[Any, Any]:
-    """Run ``action`` on rank 0: (its result there, else None), and ``tell`` of it on every rank.
-
-    What it raises is raised on every rank: on rank 0 itself, elsewhere as its message.
-    """
-    result, told, failure = None, None, None
-    if world.current().rank == 0:
-        try:
-            result = action()
-            told = tell(result)
-        except HvdsyncError as error:
-            failure = error
-        except Exception as error:  # whatever it is, the other ranks wait for the verdict
-            failure = CheckpointError(f"checkpoint {name} failed: {error!r}")
-            failure.__cause__ = error
-    message = None if failure is None else str(failure)
-    told, message = verbs.broadcast_object((told, message), 0, f"hvdsync.checkpoint.{name}")
-    if failure is not None:
-        raise failure
-    if message is not None:
-        raise CheckpointError(f"on rank 0: {message}")
-    return result, told
