@@ -55,8 +55,11 @@ else
     echo "== torch-mpi left out: Horovod was built without MPI, or there is no mpirun"
 fi
 suite tensorflow ranks --gloo -np 2 -- tests/parallel/tensorflow
+suite tensorflow-4 ranks --gloo -np 4 -- tests/parallel/tensorflow/test_parity.py
 KERAS_BACKEND=tensorflow suite keras-tensorflow ranks --gloo -np 2 -- tests/parallel/keras
 KERAS_BACKEND=torch suite keras-torch ranks --gloo -np 2 -- tests/parallel/keras
+KERAS_BACKEND=tensorflow suite keras-tensorflow-4 ranks --gloo -np 4 -- tests/parallel/keras/test_parity.py
+KERAS_BACKEND=torch suite keras-torch-4 ranks --gloo -np 4 -- tests/parallel/keras/test_parity.py
 suite integration one tests/integration
 
 for name in "${asked[@]}"; do

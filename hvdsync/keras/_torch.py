@@ -12,6 +12,7 @@ from horovod.common.exceptions import HorovodInternalError
 from hvdsync.comm import horovod as _horovod
 from hvdsync.comm import world
 from hvdsync.sync.accumulation import ListAccumulation
+from hvdsync.sync.buckets import group_positions
 from hvdsync.sync.compression import torch_compression
 from hvdsync.sync.torch_reducer import ListReducer, Wire
 
@@ -33,8 +34,13 @@ def to_tensor(value: Any, name: str | None = None) -> torch.Tensor:
 class _TorchReducer:
     """Gradients of one optimizer; see ``hvdsync.sync.keras_optimizer.Reducer``."""
 
-    def __init__(self, wire: Wire, sparse_as_dense: bool, groups: Any) -> None:
+    def __init__(self, wire: Wire, groups: Any) -> None:
         self._wire = wire
+        self._groups = (
+            groups
+            if groups is None or isinstance(groups, int)
+            else [[self.key(variable) for variable in group] for group in groups]
+        )
         self._reducers: dict[tuple[bool, ...], ListReducer] = {}
         # Compiled steps leave the graph for the reduction and come back.
         self._exchange = torch.compiler.disable(self._exchange_now)
@@ -83,7 +89,11 @@ class _TorchReducer:
         result = [_strided(gradient) for gradient in gradients]
         is_local = tuple(self.key(source) in local for source in sources)
         shared = [i for i, alone in enumerate(is_local) if not alone]
-        reducer = self._reducers.setdefault(is_local, ListReducer(self._wire))
+        reducer = self._reducers.get(is_local)
+        if reducer is None:
+            reducer = self._reducers[is_local] = ListReducer(
+                self._wire, self._positions([sources[i] for i in shared])
+            )
         reduced = reducer.reduce(
             [result[i] for i in shared], [to_tensor(sources[i]) for i in shared]
         )
@@ -95,6 +105,11 @@ class _TorchReducer:
                 if alone and result[i] is not None:
                     result[i] = result[i] / ranks
         return result
+
+    def _positions(self, sources: Sequence[Any]) -> Any:
+        if self._groups is None or isinstance(self._groups, int):
+            return self._groups
+        return group_positions(self._groups, [self.key(source) for source in sources])
 
 
 def _strided(gradient: Any) -> Any:
@@ -121,7 +136,7 @@ def make_reducer(
         gradient_predivide_factor=gradient_predivide_factor,
         process_set=process_set,
     )
-    return _TorchReducer(wire, sparse_as_dense, groups)
+    return _TorchReducer(wire, groups)
 
 
 def make_accumulation(passes: int, average: bool) -> Any:

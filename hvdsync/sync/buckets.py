@@ -5,8 +5,9 @@ The plan depends on nothing but its arguments, so equal arguments give every ran
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -81,6 +82,24 @@ def plan_buckets(
     for dtype in list(open_members):
         close(dtype)
     return tuple(plan)
+
+
+def group_positions(
+    groups: int | Sequence[Sequence[Hashable]] | None, keys: Sequence[Hashable]
+) -> tuple[tuple[int, ...], ...] | None:
+    """A user's ``groups`` as positions in ``keys``, as :func:`plan_buckets` takes them.
+
+    ``groups`` are lists of keys, of which those not in ``keys`` are left out, or a number of
+    groups of consecutive keys.
+    """
+    if groups is None:
+        return None
+    if isinstance(groups, int):
+        count = min(groups, len(keys))
+        bounds = [round(i * len(keys) / count) for i in range(count + 1)]
+        return tuple(tuple(range(a, b)) for a, b in pairwise(bounds))
+    positions = {key: i for i, key in enumerate(keys)}
+    return tuple(tuple(positions[k] for k in group if k in positions) for group in groups)
 
 
 def itemsize(dtype: str) -> int:

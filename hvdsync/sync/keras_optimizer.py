@@ -208,8 +208,14 @@ def _apply(base: Any, optimizer: Any, grads: Any, trainable_variables: Any) -> A
     grads = list(grads)
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
-    if not grads or (sharing.accumulation is None and not sharing.reducer.active):
+    if sharing.accumulation is None and not sharing.reducer.active:
         return base.apply(optimizer, grads, trainable_variables)
+    if not grads:
+        raise HvdsyncError(
+            f"{type(optimizer).__name__}: a step without gradients reduces nothing, and replicas "
+            "would drift apart unseen; give it the gradients of the variables that are trained, "
+            "and leave the step out where there are none"
+        )
     sharing.reducer.check_compiled(optimizer)
     if sharing.reducer.active and _is_called_by_a_loss_scaler(optimizer):
         raise HvdsyncError(

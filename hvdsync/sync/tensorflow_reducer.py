@@ -14,7 +14,12 @@ from typing import Any
 
 from hvdsync.comm import launch, world
 from hvdsync.errors import HvdsyncError
-from hvdsync.sync.buckets import DEFAULT_FIRST_BYTES, DEFAULT_LIMIT_BYTES, plan_buckets
+from hvdsync.sync.buckets import (
+    DEFAULT_FIRST_BYTES,
+    DEFAULT_LIMIT_BYTES,
+    group_positions,
+    plan_buckets,
+)
 from hvdsync.sync.tensorflow_gradients import (
     GradientKinds,
     checksum_of,
@@ -120,7 +125,7 @@ class GraphReducer:
         tf = self._tf
         keys = [key_of(s) for s in sources]
         is_local = tuple(key in local for key in keys)
-        groups = self._group_positions(keys)
+        groups = group_positions(self._groups, keys)
         eager = tf.executing_eagerly()
         label = f"{self.name}.{checksum_of(sources)}"
         if not eager:
@@ -146,17 +151,6 @@ class GraphReducer:
 
     def check_compiled(self, optimizer: Any) -> None:
         """Nothing: graphs are checked where collectives are put into them."""
-
-    def _group_positions(self, keys: Sequence[Hashable]) -> tuple[tuple[int, ...], ...] | None:
-        if self._groups is None:
-            return None
-        if isinstance(self._groups, int):
-            count, length = min(self._groups, len(keys)), len(keys)
-            ends = [length * (i + 1) // count for i in range(count)]
-            starts = [0, *ends[:-1]]
-            return tuple(tuple(range(a, b)) for a, b in zip(starts, ends, strict=True))
-        where = {key: i for i, key in enumerate(keys)}
-        return tuple(tuple(where[k] for k in group if k in where) for group in self._groups)
 
     def _in_graph(
         self,

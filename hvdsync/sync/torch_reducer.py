@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from hvdsync.sync.buckets import Bucket, plan_buckets
+from hvdsync.sync.buckets import Bucket, group_positions, plan_buckets
 
 
 class Wire:
@@ -198,10 +198,12 @@ class ListReducer:
     """Reduces a list of gradients at once: for frameworks that hand them over after backward.
 
     The buckets are planned at the first call and again only when the list's shapes change.
+    ``groups`` is their number, or lists of positions that travel together.
     """
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Wire, groups: int | Sequence[Sequence[int]] | None = None) -> None:
         self._wire = wire
+        self._groups = groups
         self._plan_of: list[tuple[Any, ...]] = []
         self._buckets: list[FlatBucket] = []
         self._order: list[int] = []
@@ -225,7 +227,8 @@ class ListReducer:
                 order = list(reversed(range(len(variables))))
                 tensors = [variables[i].detach() for i in order]
                 names = [f"{i}" for i in order]
-                self._buckets = make_flat_buckets(torch, tensors, names)
+                groups = group_positions(self._groups, order)
+                self._buckets = make_flat_buckets(torch, tensors, names, groups)
                 self._order = order
                 self._plan_of = signature
             result: list[Any | None] = [None] * len(variables)

@@ -9,13 +9,13 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any
 
 import torch
 from horovod.common.exceptions import HorovodInternalError
 
 from hvdsync.errors import HvdsyncError
+from hvdsync.sync.buckets import group_positions
 from hvdsync.sync.torch_reducer import FlatBucket, Wire, make_flat_buckets
 
 logger = logging.getLogger(__name__)
@@ -115,20 +115,10 @@ class GradientReducer:
         # Gradients arrive in reverse order of use.
         tensors = list(reversed(named))
         names = [named[p] for p in tensors]
-        added = make_flat_buckets(torch, tensors, names, self._group_positions(tensors))
+        added = make_flat_buckets(torch, tensors, names, group_positions(self._groups, tensors))
         for bucket in added:
             self._places.update({p: (bucket, slot) for slot, p in enumerate(bucket.tensors)})
         self._buckets.extend(added)
-
-    def _group_positions(self, tensors: list[torch.Tensor]) -> list[list[int]] | None:
-        if self._groups is None:
-            return None
-        if isinstance(self._groups, int):
-            count = min(self._groups, len(tensors))
-            bounds = [round(i * len(tensors) / count) for i in range(count + 1)]
-            return [list(range(a, b)) for a, b in pairwise(bounds)]
-        positions = {p: i for i, p in enumerate(tensors)}
-        return [[positions[p] for p in group if p in positions] for group in self._groups]
 
     def _hook(self, parameter: torch.Tensor) -> None:
         if parameter in self._hooks:

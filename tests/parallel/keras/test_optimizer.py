@@ -213,10 +213,13 @@ def test_half_precision_and_groups_and_sum():
     for options, expected in (
         ({"compression": hvd.Compression.fp16}, total / hvd.size()),
         ({"groups": 2}, total / hvd.size()),
+        ({"groups": "first and last"}, total / hvd.size()),
         ({"op": hvd.Sum}, total),
         ({"gradient_predivide_factor": 2.0}, total / hvd.size()),
     ):
         vs = [keras.Variable(0.0) for _ in range(3)]
+        if options.get("groups") == "first and last":
+            options = {"groups": [[vs[0], vs[2]]]}
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), **options)
         gradient = keras.ops.convert_to_tensor(hvd.rank() + 1.0)
         optimizer.apply([gradient] * 3, vs)
@@ -239,3 +242,10 @@ def test_values_are_reduced_gathered_and_broadcast():
     assert part.tolist() == [ranks * x for x in (2.0 * hvd.rank(), 2.0 * hvd.rank() + 1)]
     with pytest.raises(RuntimeError, match="BroadcastGlobalVariablesCallback"):
         hvd.broadcast_global_variables(0)
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_a_step_that_reduces_nothing_is_an_error():
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    with pytest.raises(HvdsyncError, match="DistributedSGD.*reduces nothing"):
+        optimizer.apply([], [])

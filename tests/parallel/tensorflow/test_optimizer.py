@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import hvdsync.tensorflow as hvd
-from hvdsync.errors import RankMismatch
+from hvdsync.errors import HvdsyncError, RankMismatch
 from tests.parallel.ranks import shard
 from tests.parallel.tensorflow.helpers import (
     CLOSE,
@@ -229,3 +229,10 @@ def test_batch_statistics_are_those_of_all_ranks_samples():
     total = hvd.allreduce(own_gamma, op=hvd.Sum)
     np.testing.assert_allclose(total, to_gamma, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(hvd.allreduce(own_beta, op=hvd.Sum), to_beta, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_a_step_that_reduces_nothing_is_an_error():
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    with pytest.raises(HvdsyncError, match="DistributedSGD.*reduces nothing"):
+        optimizer.apply([], [])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hvdsync.sync.buckets import Bucket, itemsize, plan_buckets
+from hvdsync.sync.buckets import Bucket, group_positions, itemsize, plan_buckets
 
 F, H = "float32", "float16"
 
@@ -52,3 +52,10 @@ def test_nothing_to_reduce_is_no_bucket():
 
 def test_bfloat16_counts_two_bytes():
     assert [itemsize(d) for d in ("bfloat16", "float16", "float64")] == [2, 2, 8]
+
+
+def test_groups_of_a_user_become_positions():
+    assert group_positions(None, "abcde") is None
+    assert group_positions(2, "abcde") == ((0, 1), (2, 3, 4))
+    assert group_positions(9, "ab") == ((0,), (1,))
+    assert group_positions([["d", "a"], ["x", "c"]], "abcd") == ((3, 0), (2,))
