@@ -18,7 +18,8 @@ def steps(folder):
 
 def test_the_best_stays_beyond_keep_and_can_be_restored(tmp_path):
     with checkpoint(tmp_path, keep=1, best="accuracy") as manager:
-        for step, accuracy in [(1, 0.5), (2, 0.9), (3, 0.9), (4, float("nan")), (5, 0.8)]:
+        nan = float("nan")
+        for step, accuracy in [(0, nan), (1, 0.5), (2, 0.9), (3, 0.9), (4, nan), (5, 0.8)]:
             manager.save(step, box=Box(float(step)), accuracy=accuracy)
         assert steps(tmp_path) == [2, 5]  # of equal ones the first
         assert (manager.best(), manager.latest()) == (2, 5)

@@ -30,6 +30,12 @@ def fill(text):
     return write
 
 
+def replace(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
 def test_a_checkpoint_lists_and_verifies_every_file(store):
     folder = store.write(7, fill("hello"), {"world_size": 4})
     manifest = json.loads((folder / MANIFEST).read_text())
@@ -56,12 +62,13 @@ def test_old_ones_go_only_beyond_keep(store):
         (lambda f: (f / "data.txt").unlink(), "data.txt is missing"),
         (lambda f: (f / MANIFEST).unlink(), f"no {MANIFEST}"),
         (lambda f: (f / MANIFEST).write_text("{"), "does not read"),
+        (lambda f: replace(f / MANIFEST, '"epoch": 3', '"epoch": 4'), "its own SHA-256"),
         (lambda f: (f / MANIFEST).write_text('{"format": 99, "files": {}}'), "layout version 99"),
     ],
 )
 def test_a_damaged_one_is_named_and_the_one_before_is_taken(store, caplog, damage, message):
-    before = store.write(1, fill("hello"), {})
-    newest = store.write(2, fill("hello"), {})
+    before = store.write(1, fill("hello"), {"epoch": 2})
+    newest = store.write(2, fill("hello"), {"epoch": 3})
     damage(newest)
     with pytest.raises(CheckpointError, match=message):
         store.verify(newest)
@@ -203,7 +210,7 @@ def test_a_rename_that_fails_brings_the_replaced_one_back(store, monkeypatch):
     monkeypatch.setattr(type(store.directory), "rename", fails)
     with pytest.raises(CheckpointError, match="Input/output error"):
         store.write(1, fill("new"), {})
-    assert (store.folder(1) / "data.txt").read_text() == "old"
+    assert (store.directory / "step-00000001" / "data.txt").read_text() == "old"
     assert whole(store) == [1]
 
 
