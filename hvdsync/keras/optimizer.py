@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from hvdsync.comm import world
+from hvdsync.comm import launch, world
 from hvdsync.keras._backend import backend
 from hvdsync.sync.keras_optimizer import Sharing, distribute_optimizer, with_loss_scaling
 from hvdsync.sync.options import check_engine, check_gradient_options
@@ -137,7 +137,9 @@ def distribute(
     Gradients are averaged over ranks before they are applied. When the optimizer is built, which
     ``fit`` does before the first update, the trainable variables and the optimizer's state of rank
     0 are given to every rank; ``callbacks.BroadcastGlobalVariablesCallback`` adds the model's
-    other variables. With one process the optimizer behaves bit for bit as before.
+    other variables. With one process the optimizer behaves bit for bit as before. In an elastic job
+    nothing is broadcast, since a worker that joins builds while others train: there the elastic
+    state's ``sync()`` makes replicas equal.
 
     Arguments:
         optimizer: a ``keras.optimizers.Optimizer``.
@@ -154,6 +156,8 @@ def distribute(
     if accumulate != 1:
         options.update(backward_passes_per_step=accumulate, average_aggregated_gradients=True)
     distributed = DistributedOptimizer(optimizer, compression=compression, **options)
+    if launch.is_elastic():
+        return distributed
     distributed._sharing.before_build = _broadcast_from_rank_zero
     if distributed.built:
         _broadcast_from_rank_zero(distributed, distributed._trainable_variables)

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from hvdsync.comm import horovod as _horovod
-from hvdsync.comm import world
+from hvdsync.comm import launch, world
 from hvdsync.sync.accumulation import GraphAccumulation
 from hvdsync.sync.keras_optimizer import Sharing, distribute_optimizer, with_loss_scaling
 from hvdsync.sync.options import check_engine, check_gradient_options
@@ -113,7 +113,9 @@ def distribute(
 
     The variables of rank 0's model and optimizer are given to every rank, and the optimizer is
     wrapped, so that a plain ``tf.GradientTape`` and ``optimizer.apply_gradients`` (or ``apply``)
-    train on all ranks. With one process both behave bit for bit as before.
+    train on all ranks. With one process both behave bit for bit as before. In an elastic job
+    nothing travels, since a worker that joins calls this while others train: there the elastic
+    state's ``sync()`` makes replicas equal.
 
     Arguments:
         model: anything with ``variables`` (a Keras model, a ``tf.Module``) or a list of variables.
@@ -139,7 +141,7 @@ def distribute(
     if accumulate != 1:
         options.update(backward_passes_per_step=accumulate, average_aggregated_gradients=True)
     distributed = DistributedOptimizer(optimizer, compression=compression, **options)
-    if world.current().size > 1:
+    if world.current().size > 1 and not launch.is_elastic():
         trainable = list(getattr(model, "trainable_variables", variables))
         if not distributed.built:
             distributed.build(trainable)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hvdsync.comm import world
+from hvdsync.comm import launch, world
 from hvdsync.sync.options import check_engine
 from hvdsync.torch.compression import Compression
 from hvdsync.torch.functions import (
@@ -30,7 +30,9 @@ def distribute(
     """Make replicas equal and keep them so: broadcast from rank 0, average gradients after.
 
     Parameters, buffers and optimizer state of rank 0 are given to every rank (no optimizer step
-    is taken), and the optimizer is wrapped. With one process both behave bit for bit as before.
+    is taken), and the optimizer is wrapped. With one process both behave bit for bit as before. In
+    an elastic job nothing travels, since a worker that joins calls this while others train: there
+    the elastic state's ``sync()`` makes replicas equal.
 
     Arguments:
         model: any module; it is given back itself, so ``state_dict()`` stays plain.
@@ -58,8 +60,9 @@ def distribute(
         average_passes=accumulate > 1,
         **options,
     )
-    broadcast_model(model)
-    broadcast_optimizer_state(optimizer, root_rank=0)
+    if not launch.is_elastic():
+        broadcast_model(model)
+        broadcast_optimizer_state(optimizer, root_rank=0)
     return model, distributed
 
 

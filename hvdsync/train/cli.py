@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import rich_click as click
 
@@ -28,9 +28,6 @@ from hvdsync.train.chatter import without_greetings
 from hvdsync.train.config import TrainConfig
 from hvdsync.train.options import explain, make_command
 
-if TYPE_CHECKING:
-    from hvdsync.train.listener import Listener
-
 _ALONE = LaunchInfo("none", rank=0, size=1, local_rank=0, local_size=1)
 _GRACE_SECONDS = 2.0
 
@@ -39,6 +36,9 @@ def main(argv: list[str] | None = None) -> NoReturn:
     """Run the command line and end the process; ``argv`` defaults to the process's own."""
     launch = detect() or _ALONE
     config = parse(argv, launch)
+    if config.elastic and not launch.elastic:
+        text = "Error: --elastic: this launch has a fixed number of workers; start it with"
+        _stop(f"{text} `horovodrun --min-np N --max-np M ...`", 2, tell=launch.rank == 0)
     try:
         code = train(config, launch)
     except AgreedError as error:
@@ -90,17 +90,12 @@ def train(config: TrainConfig, launch: LaunchInfo) -> int:
             module = importlib.import_module(worker_module)
         module.init()
 
-    from hvdsync.train.agreement import together
     from hvdsync.train.listener import Stopped
-    from hvdsync.train.loop import Loop
-    from hvdsync.train.runs import choose_directory
+    from hvdsync.train.runs import run, run_elastically
     from hvdsync.train.worker import Job
 
-    directory = choose_directory(config)
     job = Job(config, network, dataset)
-    worker = together(lambda: module.worker(job))
-    listener = together(lambda: _make_listener(config, launch.rank))
-    outcome = Loop(job, worker, directory, listener).run()
+    outcome = (run_elastically if config.elastic else run)(module, job)
     return config.stop_code if isinstance(outcome, Stopped) else 0
 
 
@@ -114,21 +109,6 @@ def _find_worker(framework: str) -> str:
         # Its models are Keras models, which must compute with TensorFlow whatever else is set.
         os.environ["KERAS_BACKEND"] = "tensorflow"
     return f"hvdsync.train.{framework}_worker"
-
-
-def _make_listener(config: TrainConfig, rank: int) -> Listener:
-    from hvdsync.train.listener import Everyone
-
-    if rank != 0:
-        return Everyone()
-    from hvdsync.train.progress import make_display
-
-    display = make_display()
-    if config.log_dir is None:
-        return display
-    from hvdsync.train.events import EventLog
-
-    return Everyone(display, EventLog(config.log_dir))
 
 
 def _quieten(rank: int) -> None:

@@ -108,6 +108,18 @@ class TrainConfig:
         ),
     )
 
+    elastic: bool = field(
+        default=False,
+        metadata=about(
+            "Go on while workers are lost and join, under [b]horovodrun --min-np N[/].", WORKERS
+        ),
+    )
+    commit_every: int = field(
+        default=10,
+        metadata=about(
+            "Steps between the points that an elastic run goes back to.", WORKERS, minimum=1
+        ),
+    )
     device: Literal["auto", "cpu", "cuda"] = field(
         default="auto",
         metadata=about("Where to compute; each worker takes the GPU of its local rank.", WORKERS),

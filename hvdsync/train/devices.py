@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass
 from typing import Literal
 
-from hvdsync.comm import verbs
+from hvdsync.comm import launch, verbs
 from hvdsync.errors import HvdsyncError
 
 logger = logging.getLogger(__name__)
@@ -43,8 +43,13 @@ def agree(wanted: Literal["auto", "cpu", "cuda"], device: Device) -> None:
 
     Raises :class:`HvdsyncError` on every rank when ``"cuda"`` was wanted and a node is short of
     GPUs, or when only some nodes are: ranks must meet on one kind of device. Otherwise rank 0 logs
-    a shortage, unless there is no GPU at all.
+    a shortage, unless there is no GPU at all. In an elastic job, where a worker that joins would
+    ask alone, each node decides for itself.
     """
+    if launch.is_elastic():
+        if wanted == "cuda" and device.shortage is not None:
+            raise HvdsyncError(f"--device cuda: {device.shortage}; give --device cpu")
+        return
     shortages = verbs.allgather_object(device.shortage, "hvdsync.train.devices")
     short = next((text for text in shortages if text), None)
     if short is None:

@@ -18,7 +18,8 @@ _EVERY_STEPS = 20
 class EventLog(Listener):
     """Writes ``events.jsonl`` and TensorBoard's files into ``directory``.
 
-    Each line is an object with ``event`` ("run", "step", "epoch", and "end" or "stopped"),
+    Each line is an object with ``event`` ("run", "world", "step", "epoch", and "end"
+    or "stopped"),
     ``time`` (seconds since 1970) and the numbers. A resumed run appends. Steps are every 20th, with
     rank 0's means of the epoch so far; epochs have the means over all ranks.
     """
@@ -35,6 +36,10 @@ class EventLog(Listener):
 
     def run_begins(self, facts: RunFacts) -> None:
         self._write("run", **asdict(facts))
+        self._written = facts.resumed_from or 0
+
+    def world_changed(self, facts: RunFacts) -> None:
+        self._write("world", workers=facts.workers, step=facts.resumed_from)
         self._written = facts.resumed_from or 0
 
     def epoch_begins(self, epoch: int, samples: int, before: int = 0) -> None:

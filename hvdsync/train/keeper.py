@@ -57,7 +57,10 @@ class Keeper:
         self._config = config
         self._worker = worker
         self._directory = directory
-        self._checkpoint = worker.checkpoint(directory, background=True, best="test_accuracy")
+        # Workers of an elastic run that joined would not know of a save under way.
+        self._checkpoint = worker.checkpoint(
+            directory, background=not config.elastic, best="test_accuracy"
+        )
 
     def save(
         self, position: Position, data: Mapping[str, Any], test_accuracy: float = math.nan
@@ -107,6 +110,10 @@ class Keeper:
     def close(self) -> None:
         """Wait until all is on disk."""
         together(self._checkpoint.close)
+
+    def abandon(self) -> None:
+        """Let go of the folder while an exception is on its way; on this rank alone."""
+        self._checkpoint.close()
 
     def _refuse_another_run(self, saved: Mapping[str, Any]) -> None:
         mine = plain(self._config)

@@ -14,23 +14,18 @@ from hvdsync.train.models import Array, Network
 _BETWEEN_LAYERS = 2**20
 
 
-def make_model(network: Network, weights: list[Array], seed: int) -> keras.Model:
-    """A :class:`Network` in Keras: images (B, H, W, C) to logits (B, classes).
-
-    ``seed`` decides what dropout leaves out, together with this process's rank.
-    """
+def make_model(network: Network, weights: list[Array]) -> keras.Model:
+    """A :class:`Network` in Keras: images (B, H, W, C) to logits (B, classes)."""
     images = keras.Input(network.shape, name="images")
     x = images
     for layer in network.convolutions:
         x = keras.layers.Conv2D(layer.filters, layer.size, padding="same", activation="relu")(x)
         x = keras.layers.MaxPooling2D()(x)
     x = keras.layers.Flatten()(x)
-    for i, dense in enumerate(network.dense):
+    for dense in network.dense:
         x = keras.layers.Dense(dense.units, activation="relu" if dense.relu else None)(x)
         if network.dropout and dense.relu:
-            # Layers of one seed would leave out the same units.
-            layer_seed = (rank_seed(seed) + i * _BETWEEN_LAYERS) % 2**31
-            x = keras.layers.Dropout(network.dropout, seed=layer_seed)(x)
+            x = keras.layers.Dropout(network.dropout, seed=0)(x)
     model = keras.Model(images, x, name=network.name)
     model.set_weights(weights)
     return model
@@ -40,6 +35,14 @@ def noise_states(model: keras.Model) -> list[Any]:
     """The variables that decide what dropout leaves out next: those that no two ranks share."""
     layers = [layer for layer in model.layers if isinstance(layer, keras.layers.Dropout)]
     return [layer.seed_generator.state for layer in layers]
+
+
+def seed_noise(model: keras.Model, seed: int, step: int = 0) -> None:
+    """Let ``seed``, ``step`` and this process's rank decide what dropout leaves out from now on."""
+    for i, state in enumerate(noise_states(model)):
+        # Layers of one seed would leave out the same units.
+        layer_seed = (rank_seed(seed, step=step) + i * _BETWEEN_LAYERS) % 2**31
+        state.assign(keras.ops.convert_to_tensor([layer_seed, 0], state.dtype))
 
 
 def make_optimizer(config: TrainConfig) -> Any:

@@ -12,10 +12,10 @@ import hvdsync.keras as hvd
 from hvdsync.keras.callbacks import set_rate
 from hvdsync.train import devices
 from hvdsync.train.feed import EVALUATION_BATCH, Epoch
-from hvdsync.train.keras_network import make_model, make_optimizer, noise_states
+from hvdsync.train.keras_network import make_model, make_optimizer, noise_states, seed_noise
 from hvdsync.train.worker import Job, Observer, Tally, Worker
 
-init = hvd.init
+init, run_elastically = hvd.init, hvd.elastic.run
 
 
 class KerasWorker(Worker):
@@ -26,7 +26,9 @@ class KerasWorker(Worker):
         self._dataset = job.dataset
         self._device = _pin_gpu(config.device)
         weights = job.network.initial_weights(config.seed)
-        self.model = make_model(job.network, weights, config.seed)
+        self.model = make_model(job.network, weights)
+        self._seed = config.seed
+        self.draw_own_noise(0)
         optimizer = hvd.distribute(
             make_optimizer(config),
             compression=getattr(hvd.Compression, config.compression),
@@ -36,6 +38,8 @@ class KerasWorker(Worker):
         self.model.compile(
             optimizer=optimizer,
             loss=cross_entropy,
+            # What reduces gradients cannot be compiled by XLA.
+            jit_compile=False,
             # Weighted, so that samples which only stand in are not counted.
             weighted_metrics=[
                 keras.metrics.SparseCategoricalAccuracy(name="accuracy"),
@@ -46,7 +50,10 @@ class KerasWorker(Worker):
         optimizer.build(self.model.trainable_variables)
         noise = noise_states(self.model)
         self._random = hvd.RandomState(self.model) if noise else None
-        self._callbacks: list[Any] = [hvd.callbacks.BroadcastGlobalVariablesCallback(0, "", noise)]
+        self._callbacks: list[Any] = []
+        if not config.elastic:
+            broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0, "", noise)
+            self._callbacks.append(broadcast)
         self._progress = _Progress(None, None, None)
 
     def train_epoch(
@@ -102,6 +109,12 @@ class KerasWorker(Worker):
         # With its optimizer, since it is compiled.
         state: dict[str, Any] = {"model": self.model}
         return state if self._random is None else {**state, "random": self._random}
+
+    def elastic_state(self, **attributes: Any) -> hvd.elastic.KerasState:
+        return hvd.elastic.KerasState(self.model, **attributes)
+
+    def draw_own_noise(self, step: int) -> None:
+        seed_noise(self.model, self._seed, step)
 
     @property
     def waited_seconds(self) -> float:

@@ -95,6 +95,9 @@ class Listener:
     def run_begins(self, facts: RunFacts) -> None:
         """Before the first step."""
 
+    def world_changed(self, facts: RunFacts) -> None:
+        """Workers of an elastic run were lost or joined; it goes on from its last commit."""
+
     def epoch_begins(self, epoch: int, samples: int, before: int = 0) -> None:
         """Epoch ``epoch`` (from 1) is about to train on ``samples`` samples of all ranks.
 
@@ -124,6 +127,9 @@ class Everyone(Listener):
 
     def run_begins(self, facts: RunFacts) -> None:
         self._tell("run_begins", facts)
+
+    def world_changed(self, facts: RunFacts) -> None:
+        self._tell("world_changed", facts)
 
     def epoch_begins(self, epoch: int, samples: int, before: int = 0) -> None:
         self._tell("epoch_begins", epoch, samples, before)

@@ -5,25 +5,50 @@ Epochs, evaluation, resuming and early ends; what a step is, the worker knows.
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hvdsync.checkpoint.preemption import Preemption
 from hvdsync.comm import verbs
 from hvdsync.data.sampler import DistributedSampler
 from hvdsync.train.feed import Epoch, evaluation_share
-from hvdsync.train.keeper import Keeper, Position
+from hvdsync.train.keeper import Keeper, Position, own_sums
 from hvdsync.train.limits import TimeLimit
 from hvdsync.train.listener import EpochResult, Listener, RunFacts, Stopped, Summary
 from hvdsync.train.observer import EpochObserver
 from hvdsync.train.worker import Job, Tally, Worker
 
 
-class Loop:
-    """One run on one rank. Every method is collective."""
+@dataclass(frozen=True)
+class Standpoint:
+    """Where a run stands, as a new loop takes it up: all ranks' sums, and the sampler's state."""
 
-    def __init__(self, job: Job, worker: Worker, directory: Path, listener: Listener) -> None:
+    position: Position
+    sums: Sequence[Sequence[float]] | None
+    data: Mapping[str, Any]
+
+
+class Loop:
+    """One run on one rank, or the part of it in one world of an elastic run.
+
+    ``commit`` is called where an elastic run may be taken up: at the beginning, after each so many
+    steps and after each epoch. ``start`` is where one is. Every method is collective.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        worker: Worker,
+        directory: Path,
+        listener: Listener,
+        *,
+        commit: Callable[[Standpoint], None] | None = None,
+        start: Standpoint | None = None,
+    ) -> None:
         self._job = job
         self._config = job.config
         self._worker = worker
@@ -35,7 +60,10 @@ class Loop:
         )
         self._position = Position()
         self._resumed_from: int | None = None
-        self._preemption = Preemption()
+        self._commit = commit
+        self._start = start
+        # Elastic launchers end single workers with SIGTERM, which must not end the others.
+        self._preemption = Preemption((signal.SIGUSR1,)) if commit else Preemption()
         self._limit = TimeLimit(job.config.max_time)
         self._saved = directory
 
@@ -48,14 +76,20 @@ class Loop:
         try:
             with self._preemption:
                 return self._run()
-        finally:
-            self._listener.close()
+        except BaseException:
+            self._keeper.abandon()
+            raise
 
     def _run(self) -> Summary | Stopped:
         started = time.perf_counter()
-        if self._config.resumes:
-            self._restore()
-        self._listener.run_begins(self._facts())
+        if self._start is not None:
+            self._take_up(self._start)
+            self._listener.world_changed(self._facts())
+        else:
+            if self._config.resumes:
+                self._restore()
+            self._listener.run_begins(self._facts())
+            self._commit_at(self._sampler.state_dict())
         results: list[EpochResult] = []
         while self._position.epochs < self._config.epochs:
             result = None if results and self._is_to_stop() else self._run_epoch()
@@ -91,6 +125,9 @@ class Loop:
             if stopped or due:
                 position.sums = self._worker.sums()
                 self._saved = self._keeper.save(position, epoch.state_after(passes))
+            if self._commit and not stopped and position.step % self._config.commit_every == 0:
+                position.sums = self._worker.sums()
+                self._commit_at(epoch.state_after(passes))
             return stopped
 
         waited = self._worker.waited_seconds
@@ -118,6 +155,7 @@ class Loop:
         # Ranks end an epoch at nearly, not exactly, the same time.
         times = verbs.average_metrics({"seconds": seconds, "waited": waited})
         self._saved = self._keeper.save(position, self._sampler.state_dict(), test["accuracy"])
+        self._commit_at(self._sampler.state_dict())
         return EpochResult(
             epoch=position.epochs,
             step=position.step,
@@ -130,6 +168,23 @@ class Loop:
             communication=times["waited"] / times["seconds"],
             checkpoint=self._saved,
         )
+
+    def _commit_at(self, data: Mapping[str, Any]) -> None:
+        if self._commit is None:
+            return
+        position = self._position
+        # A worker's place may be another's next time.
+        sums = None
+        if position.within_epoch:
+            sums = verbs.allgather_object(position.sums, "hvdsync.train.sums")
+        position.trained = position.within_epoch and data["epoch"] > position.epochs
+        self._commit(Standpoint(position, sums, data))
+
+    def _take_up(self, start: Standpoint) -> None:
+        self._position = replace(start.position, sums=own_sums(start.sums))
+        self._resumed_from = self._position.step
+        self._sampler.load_state_dict(dict(start.data))
+        self._worker.draw_own_noise(self._position.step)
 
     def _is_to_stop(self) -> bool:
         if self._limit.reached():

@@ -55,6 +55,14 @@ class Display(Listener):
         if facts.first_epoch >= config.epochs:
             self.say(f"nothing is left to train: --epochs is {config.epochs}")
 
+    def world_changed(self, facts: RunFacts) -> None:
+        self.close()
+        self._epochs = facts.config.epochs
+        self.say(
+            f"{facts.workers} worker(s) now; going on after step {facts.resumed_from}, within "
+            f"epoch {facts.first_epoch + 1}"
+        )
+
     def epoch_begins(self, epoch: int, samples: int, before: int = 0) -> None:
         self._title = f"epoch {epoch}/{self._epochs}"
         self._total, self._done = before + samples, before

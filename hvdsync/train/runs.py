@@ -1,58 +1,80 @@
-"""Where a run keeps its checkpoints: the config in, one folder that all ranks agree on out."""
+"""One training run, in a fixed world or an elastic one.
+
+The module of a worker and a job go in; what the run came to, or why it stopped, comes out.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import asdict
+from types import ModuleType
+from typing import Any
 
-from hvdsync.checkpoint.store import Store
 from hvdsync.comm import verbs
-from hvdsync.errors import CheckpointError
 from hvdsync.train.agreement import together
 from hvdsync.train.config import TrainConfig
+from hvdsync.train.directories import choose_directory
+from hvdsync.train.keeper import Position
+from hvdsync.train.listener import Everyone, Listener, Stopped, Summary
+from hvdsync.train.loop import Loop, Standpoint
+from hvdsync.train.worker import Job
 
-RUNS = Path("runs")
+
+def run(module: ModuleType, job: Job) -> Summary | Stopped:
+    """Train on the ranks that were started; collective."""
+    directory = choose_directory(job.config)
+    worker = together(lambda: module.worker(job))
+    listener = together(lambda: make_listener(job.config))
+    try:
+        return Loop(job, worker, directory, listener).run()
+    finally:
+        listener.close()
 
 
-def choose_directory(config: TrainConfig) -> Path:
-    """The folder of this run; rank 0 looks at its disk and the others learn the outcome.
+def run_elastically(module: ModuleType, job: Job) -> Summary | Stopped:
+    """Train on the ranks that there are, while they are lost and join.
 
-    ``--checkpoint-dir`` is taken as it is. Without it each run gets the next free number in
-    ``runs/<data set>-<model>-<framework>``, or with ``--resume`` the newest one that holds a
-    checkpoint, if there is one. Raises on every rank when ``--no-resume`` would mix the checkpoints
-    of a new run with those of an earlier one, or the folder cannot be made.
+    Between commits a change of the world takes the run back to the last one: model, optimizer and
+    place in the data, so that each sample is trained on once in the run that remains.
     """
-    chosen = together(lambda: _choose(config) if verbs.rank() == 0 else None)
-    directory: Path = verbs.broadcast_object(chosen, 0, "hvdsync.train.directory")
-    return directory
+    # Alone: a worker that joins makes its model while the others train.
+    worker = module.worker(job)
+    state = worker.elastic_state(directory=None, standpoint=None)
+    listeners: list[Listener] = []
+
+    def commit(standpoint: Standpoint) -> None:
+        # Plain values, which do not change with the loop's own.
+        state.standpoint = (asdict(standpoint.position), standpoint.sums, dict(standpoint.data))
+        state.commit()
+
+    @module.run_elastically
+    def train(state: Any) -> Summary | Stopped:
+        if state.directory is None:
+            state.directory = choose_directory(job.config)
+        if not listeners and verbs.rank() == 0:
+            listeners.append(make_listener(job.config))
+        start = None
+        if state.standpoint is not None:
+            position, sums, data = state.standpoint
+            start = Standpoint(Position(**position), sums, data)
+        listener = Everyone(*listeners)
+        return Loop(job, worker, state.directory, listener, commit=commit, start=start).run()
+
+    try:
+        return train(state)
+    finally:
+        for listener in listeners:
+            listener.close()
 
 
-def _choose(config: TrainConfig) -> Path:
-    if config.checkpoint_dir is not None:
-        steps = Store(config.checkpoint_dir, 1).steps()
-        if steps and not config.resumes:
-            raise CheckpointError(
-                f"--no-resume: {config.checkpoint_dir} holds the checkpoint of step {steps[-1]} of "
-                "an earlier run; leave the option out to go on from it, or give another "
-                "--checkpoint-dir"
-            )
-        return config.checkpoint_dir
-    family = RUNS / f"{Path(config.dataset).stem}-{config.model}-{config.framework}"
-    numbers = _numbers(family)
-    if config.resumes:
-        for number in reversed(numbers):
-            if Store(family / str(number), 1).steps():
-                return family / str(number)
-    number = max(numbers, default=0)
-    while True:  # another run may take a number at the same moment
-        number += 1
-        try:
-            (family / str(number)).mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return family / str(number)
+def make_listener(config: TrainConfig) -> Listener:
+    """Who shows and logs the run, on rank 0; nobody elsewhere."""
+    if verbs.rank() != 0:
+        return Everyone()
+    from hvdsync.train.progress import make_display
 
+    display = make_display()
+    if config.log_dir is None:
+        return display
+    from hvdsync.train.events import EventLog
 
-def _numbers(family: Path) -> list[int]:
-    if not family.is_dir():
-        return []
-    return sorted(int(entry.name) for entry in family.iterdir() if entry.name.isdecimal())
+    return Everyone(display, EventLog(config.log_dir))

@@ -11,10 +11,10 @@ import hvdsync.tensorflow as hvd
 from hvdsync.keras.callbacks import set_rate
 from hvdsync.train import devices
 from hvdsync.train.feed import Epoch, evaluation_batches
-from hvdsync.train.keras_network import make_model, make_optimizer, noise_states
+from hvdsync.train.keras_network import make_model, make_optimizer, seed_noise
 from hvdsync.train.worker import Job, Observer, Tally, Worker
 
-init = hvd.init
+init, run_elastically = hvd.init, hvd.elastic.run
 
 
 class TensorFlowWorker(Worker):
@@ -25,9 +25,8 @@ class TensorFlowWorker(Worker):
         self._dataset = job.dataset
         self._device = pin_gpu(config.device)
         weights = job.network.initial_weights(config.seed)
-        self.model = make_model(job.network, weights, config.seed)
-        noise = noise_states(self.model)
-        own_noise = [variable.numpy() for variable in noise]
+        self.model = make_model(job.network, weights)
+        self._seed = config.seed
         self.optimizer = make_optimizer(config)
         self._compression = getattr(hvd.Compression, config.compression)
         self._rate = 0.0
@@ -43,12 +42,11 @@ class TensorFlowWorker(Worker):
                 compression=self._compression,
                 accumulate=config.accumulate,
             )
-        else:
+        elif not config.elastic:
             hvd.broadcast_variables([*self.model.variables, *self.optimizer.variables], root_rank=0)
         # The broadcast above gave all ranks rank 0's.
-        for variable, value in zip(noise, own_noise, strict=True):
-            variable.assign(value)
-        self._random = hvd.RandomState(self.model) if noise else None
+        self.draw_own_noise(0)
+        self._random = hvd.RandomState(self.model) if job.network.dropout else None
         self._sums = [tf.Variable(0.0, dtype=tf.float64) for _ in range(2)]
         self._samples = 0
         batch = (
@@ -122,6 +120,12 @@ class TensorFlowWorker(Worker):
     def state(self) -> Mapping[str, Any]:
         state: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
         return state if self._random is None else {**state, "random": self._random}
+
+    def elastic_state(self, **attributes: Any) -> hvd.elastic.TensorFlowKerasState:
+        return hvd.elastic.TensorFlowKerasState(self.model, self.optimizer, **attributes)
+
+    def draw_own_noise(self, step: int) -> None:
+        seed_noise(self.model, self._seed, step)
 
     @property
     def waited_seconds(self) -> float:

@@ -16,7 +16,7 @@ from hvdsync.train.feed import Epoch, evaluation_batches
 from hvdsync.train.models import Array, Network
 from hvdsync.train.worker import Job, Observer, Tally, Worker
 
-init = hvd.init
+init, run_elastically = hvd.init, hvd.elastic.run
 
 
 class TorchNetwork(torch.nn.Module):
@@ -70,6 +70,7 @@ class TorchWorker(Worker):
     def __init__(self, job: Job) -> None:
         config = job.config
         self._dataset = job.dataset
+        self._seed = config.seed
         device = devices.choose(config.device, torch.cuda.device_count())
         devices.agree(config.device, device)
         self._device = torch.device("cpu")
@@ -88,7 +89,7 @@ class TorchWorker(Worker):
         self._samples = 0
         self._random = None
         if job.network.dropout:
-            torch.manual_seed(rank_seed(config.seed))
+            self.draw_own_noise(0)
             self._random = hvd.RandomState()
 
     def train_epoch(
@@ -151,6 +152,12 @@ class TorchWorker(Worker):
     def state(self) -> Mapping[str, Any]:
         state: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
         return state if self._random is None else {**state, "random": self._random}
+
+    def elastic_state(self, **attributes: Any) -> hvd.elastic.TorchState:
+        return hvd.elastic.TorchState(model=self.model, optimizer=self.optimizer, **attributes)
+
+    def draw_own_noise(self, step: int) -> None:
+        torch.manual_seed(rank_seed(self._seed, step=step))
 
     @property
     def waited_seconds(self) -> float:

@@ -47,7 +47,8 @@ class Job:
 class Worker(ABC):
     """One rank of one framework: model, optimizer and how they are run.
 
-    Made after the framework's ``hvd.init()``; replicas are equal from then on.
+    Made after the framework's ``hvd.init()``; replicas are equal from then on, in an elastic run
+    from the first ``sync()`` of :meth:`elastic_state` on.
     """
 
     @abstractmethod
@@ -79,6 +80,14 @@ class Worker(ABC):
     @abstractmethod
     def state(self) -> Mapping[str, Any]:
         """The objects that a checkpoint holds, by name."""
+
+    @abstractmethod
+    def elastic_state(self, **attributes: Any) -> Any:
+        """The framework's elastic state of model and optimizer, with further ``attributes``."""
+
+    @abstractmethod
+    def draw_own_noise(self, step: int) -> None:
+        """Go on with noise of this rank alone, after an elastic state made replicas equal."""
 
     @property
     @abstractmethod

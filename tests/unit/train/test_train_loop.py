@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from hvdsync.checkpoint.checkpoint import Checkpoint
 from hvdsync.checkpoint.codec import Codec
 from hvdsync.data.datasets import synthetic
 from hvdsync.errors import HvdsyncError
+from hvdsync.train import runs
 from hvdsync.train.agreement import AgreedError, together
 from hvdsync.train.config import TrainConfig
 from hvdsync.train.feed import Epoch
@@ -95,6 +97,12 @@ class CountingWorker(Worker):
     def state(self) -> Mapping[str, Any]:
         return {"model": self.total}
 
+    def elastic_state(self, **attributes: Any) -> Any:
+        raise NotImplementedError
+
+    def draw_own_noise(self, step: int) -> None:
+        pass
+
     @property
     def waited_seconds(self) -> float:
         return self._waited
@@ -130,7 +138,9 @@ def run(
     dataset = synthetic(train_size=105, test_size=30)
     job = Job(config, make_network(config.model, dataset.image_shape, dataset.classes), dataset)
     worker, recorder = worker or CountingWorker(), Recorder()
-    return Loop(job, worker, directory, recorder).run(), worker, recorder
+    outcome = Loop(job, worker, directory, recorder).run()
+    recorder.close()
+    return outcome, worker, recorder
 
 
 def test_a_run_trains_evaluates_and_saves_each_epoch(tmp_path: Path) -> None:
@@ -356,7 +366,9 @@ def test_resuming_another_run_is_refused(tmp_path: Path, change: dict[str, Any],
         run(replace(CONFIG, resume=True, **change), tmp_path)
 
 
-def test_listeners_are_closed_when_training_fails(tmp_path: Path) -> None:
+def test_listeners_are_closed_when_training_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Failing(CountingWorker):
         def evaluate(self, indices: Any) -> Tally:
             raise RuntimeError("out of luck")
@@ -364,8 +376,10 @@ def test_listeners_are_closed_when_training_fails(tmp_path: Path) -> None:
     recorder = Recorder()
     dataset = synthetic(train_size=20, test_size=10)
     job = Job(CONFIG, make_network("linear", dataset.image_shape, dataset.classes), dataset)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runs, "make_listener", lambda config: recorder)
     with pytest.raises(RuntimeError, match="out of luck"):
-        Loop(job, Failing(), tmp_path, recorder).run()
+        runs.run(SimpleNamespace(worker=lambda job: Failing()), job)
     assert recorder.told[-1] == "closed"
 
 

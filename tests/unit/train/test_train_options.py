@@ -49,6 +49,8 @@ def test_every_field_can_be_given_as_an_option() -> None:
         "accumulate": 2,
         "device": "cpu",
         "compression": "fp16",
+        "elastic": True,
+        "commit_every": 3,
         "dropout": 0.25,
         "augment": True,
         "checkpoint_dir": Path("somewhere"),

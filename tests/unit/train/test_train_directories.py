@@ -10,7 +10,7 @@ import pytest
 from hvdsync.checkpoint.store import Store
 from hvdsync.errors import HvdsyncError
 from hvdsync.train.config import TrainConfig
-from hvdsync.train.runs import choose_directory
+from hvdsync.train.directories import choose_directory
 
 
 @pytest.fixture(autouse=True)
