@@ -169,7 +169,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def _failure(title: str, code: int, log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    errors = [line for line in lines if re.search(r"\berror\b|CMake Error|fatal", line)][:3]
+    errors = [line for line in lines if re.search(r"\berror:|CMake Error|\bfatal\b", line)][:3]
     tail = "\n".join(dict.fromkeys([*errors, *lines[-_TAIL_LINES:]]))
     return (
         f"{title} failed (exit code {code}). The whole log is {log}; its last lines:\n{tail}\n"

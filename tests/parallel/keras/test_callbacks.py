@@ -238,8 +238,6 @@ def test_a_plain_optimizer_is_refused_at_the_start_of_fit():
 @pytest.mark.usefixtures("several_ranks")
 def test_jit_compile_trains_and_equals_one_process(caplog):
     """TensorFlow: XLA is switched off for the step, with one line. PyTorch: the graph breaks."""
-    if keras.backend.backend() == "torch":
-        pytest.skip("torch.compile takes minutes on a loaded machine")
     plain = fit_plain(keras.optimizers.Adam(0.02))
     with caplog.at_level(logging.WARNING):
         together = fit_together(
