@@ -411,8 +411,10 @@ def set_rate(optimizer: Any, rate: float, *, correct_momentum: bool) -> None:
             "the optimizer has a learning-rate schedule of its own, which a callback cannot "
             "change; give it a number, or leave the callback out"
         ) from error
+    # As the optimizer keeps it: the same rate, set again after a restore, must change no bit.
+    now = current_rate(optimizer)
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     # Keras keeps momentum with the rate multiplied in; only SGD has an attribute of this name.
-    if correct_momentum and getattr(inner, "momentum", None) and before and before != rate:
+    if correct_momentum and getattr(inner, "momentum", None) and before and before != now:
         for slot in getattr(inner, "momentums", None) or ():
-            slot.assign(slot * (rate / before))
+            slot.assign(slot * (now / before))
