@@ -28,7 +28,8 @@ OPTIONS = (
     *("--warmup-epochs", "1.5", "--accumulate", "2", "--checkpoint-every", "2"),
 )
 # More steps than all kills together can get through: 203 samples are 26 passes of 8, 13 steps.
-EPOCHS, STEPS = 12, 156
+# A rate whose float32, set again after a restore, is a part of an ulp from what was asked for.
+OWN, STEPS = ("--epochs", "12", "--lr", "0.045"), 156
 _MOST_STEPS = 5
 _MOST_TOUCHES = 14  # of some 17 that a save needs: within two saves, which are two steps apart
 
@@ -138,7 +139,7 @@ def main(framework: str, folder: Path, seed: int, kills: int) -> None:
 
     data = folder / "data"
     make_data(data)
-    shared = ["--framework", framework, "--dataset", str(data), *OPTIONS, "--epochs", str(EPOCHS)]
+    shared = ["--framework", framework, "--dataset", str(data), *OPTIONS, *OWN]
     log = folder / "log"
 
     def argv(name: str) -> list[str]:

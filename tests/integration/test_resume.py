@@ -61,7 +61,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_bits_of_an_undisturb
     # Loss and accuracy of every epoch, though it was read in parts.
     assert told["same_numbers"]
     # They did go on from different places; each save waits for the one before to be on disk.
-    assert len(set(told["resumed_from"])) > kills // 8
+    assert len(set(told["resumed_from"])) > kills // 12
 
 
 HALTING = ("python", HERE / "halting_rank.py")
@@ -96,8 +96,9 @@ def killed(folder, framework, victim, step):
     ("framework", "kills"),
     [
         ("torch", [(1, 3), ("all", 4), ("launcher", 3)]),
-        ("tensorflow", [(1, 9)]),
-        ("keras", [(0, 9)]),
+        # After the warm-up, when the rate is set no more but by who resumes.
+        ("tensorflow", [(1, 17)]),
+        ("keras", [(0, 17)]),
     ],
 )
 def test_two_ranks_end_with_the_bits_of_an_undisturbed_run_whoever_is_killed(
