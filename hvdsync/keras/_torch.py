@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,8 +42,6 @@ class _TorchReducer:
             else [[self.key(variable) for variable in group] for group in groups]
         )
         self._reducers: dict[tuple[bool, ...], ListReducer] = {}
-        # Compiled steps leave the graph for the reduction and come back.
-        self._exchange = torch.compiler.disable(self._exchange_now)
 
     @property
     def active(self) -> bool:
@@ -63,8 +61,10 @@ class _TorchReducer:
         """Identity of a variable."""
         return id(variable)
 
-    def check_compiled(self, optimizer: Any) -> None:
-        """Nothing: the reduction leaves what ``torch.compile`` compiles."""
+    @staticmethod
+    def outside_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, at which compiled steps leave their graph and come back."""
+        return torch.compiler.disable(function)  # type: ignore[no-any-return]
 
     def reduce(
         self,
@@ -77,15 +77,6 @@ class _TorchReducer:
         """Gradients reduced over ranks, in the given order; those in ``local`` stay this rank's."""
         if not self.active:
             return list(gradients)
-        return self._exchange(gradients, sources, local, scale_local)
-
-    def _exchange_now(
-        self,
-        gradients: Sequence[Any],
-        sources: Sequence[Any],
-        local: Collection[Hashable],
-        scale_local: bool,
-    ) -> list[Any]:
         result = [_strided(gradient) for gradient in gradients]
         is_local = tuple(self.key(source) in local for source in sources)
         shared = [i for i, alone in enumerate(is_local) if not alone]
@@ -192,6 +183,7 @@ class _SumOverRanks(torch.autograd.Function):
         return hvd.allreduce(gradient, op=hvd.Sum, name=f"{ctx.name}.backward"), None
 
 
+@torch.compiler.disable
 def sum_over_ranks(tensor: torch.Tensor, name: str) -> torch.Tensor:
     """The sum over ranks, which lets gradients through."""
     return _SumOverRanks.apply(tensor, name)  # type: ignore[no-any-return, no-untyped-call]

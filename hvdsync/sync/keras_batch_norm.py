@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from hvdsync.comm import world
+from hvdsync.sync.keras_disguise import saved_as
 
 
 def make_sync_batch_normalization(
@@ -31,8 +32,7 @@ def make_sync_batch_normalization(
         load without hvdsync; replace it again after loading to go on training.
         """
 
-        # Keras writes down obj.__class__ when it saves. (super() would look it up: see the calls.)
-        __class__ = property(lambda self: plain)  # type: ignore[assignment]
+        __class__ = saved_as(plain)
 
         def __init__(self, fused: bool = False, **kwargs: Any) -> None:
             if fused in (True, None):

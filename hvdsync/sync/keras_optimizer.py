@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from hvdsync.errors import HvdsyncError
+from hvdsync.sync.keras_disguise import saved_as
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +42,9 @@ class Reducer(Protocol):
     def key(self, variable: Any) -> Hashable:
         """Identity of a variable."""
 
-    def check_compiled(self, optimizer: Any) -> None:
-        """Raise where the surrounding compiler cannot hold a collective."""
+    @staticmethod
+    def outside_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, such that a compiler of whole steps leaves it as it is."""
 
 
 class Accumulation(Protocol):
@@ -102,7 +104,7 @@ def distribute_optimizer(keras: ModuleType, optimizer: Any, sharing: Sharing) ->
             "DistributedOptimizer(LossScaleOptimizer(optimizer))"
         )
     base: Any = type(optimizer)
-    distributed: Any = object.__new__(_distributed_class(base))
+    distributed: Any = object.__new__(_distributed_class(base, sharing.reducer.outside_compiler))
     # Shared on purpose, not copied: Keras compiles, builds and schedules through either object.
     object.__setattr__(distributed, "__dict__", optimizer.__dict__)
     object.__setattr__(distributed, "_sharing", sharing)
@@ -162,21 +164,20 @@ def sharing_of(optimizer: Any) -> Sharing | None:
 
 
 @functools.cache
-def _distributed_class(base: Any) -> Any:
+def _distributed_class(base: Any, outside_compiler: Callable[..., Any]) -> Any:
     """A subclass of an optimizer's class that reduces in ``apply``, where both backends arrive."""
 
     class Distributed(base):  # type: ignore[misc]
         __slots__ = ("_sharing",)
 
-        # Keras writes down obj.__class__ when it saves; the file then names the plain optimizer.
-        # No zero-argument super() below: it would look this attribute up.
-        __class__ = property(lambda self: base)  # type: ignore[assignment]
+        __class__ = saved_as(base)
 
         def build(self, variables: Any) -> Any:
             if not self.built and self._sharing.before_build is not None:
                 self._sharing.before_build(self, variables)
             return base.build(self, variables)
 
+        @outside_compiler
         def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
             return _apply(base, self, grads, trainable_variables)
 
@@ -194,13 +195,23 @@ def _distributed_class(base: Any) -> Any:
     return Distributed
 
 
+# Of a compiler's own wrappers, between the caller of ``apply`` and this module.
+_FRAMES_BETWEEN = 6
+
+
 def _is_called_by_a_loss_scaler(optimizer: Any) -> bool:
     """Whether a ``LossScaleOptimizer`` around this optimizer calls ``apply``.
 
     It tells the inner optimizer nothing that could be seen otherwise.
     """
-    caller = sys._getframe(3).f_locals.get("self")
-    return getattr(caller, "inner_optimizer", None) is optimizer
+    frame = sys._getframe(2)
+    for _ in range(_FRAMES_BETWEEN):
+        if getattr(frame.f_locals.get("self"), "inner_optimizer", None) is optimizer:
+            return True
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return False
 
 
 def _apply(base: Any, optimizer: Any, grads: Any, trainable_variables: Any) -> Any:
@@ -216,7 +227,6 @@ def _apply(base: Any, optimizer: Any, grads: Any, trainable_variables: Any) -> A
             "would drift apart unseen; give it the gradients of the variables that are trained, "
             "and leave the step out where there are none"
         )
-    sharing.reducer.check_compiled(optimizer)
     if sharing.reducer.active and _is_called_by_a_loss_scaler(optimizer):
         raise HvdsyncError(
             "a LossScaleOptimizer was put around a distributed optimizer: each rank would decide "
