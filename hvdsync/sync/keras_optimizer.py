@@ -139,7 +139,7 @@ def lift_loss_scaling(keras: ModuleType, optimizer: Any) -> Any:
     sharing = None if inner is None else sharing_of(inner)
     if sharing is None or sharing_of(optimizer) is not None:
         return optimizer
-    plain = object.__new__(type(inner).__bases__[0])
+    plain: Any = object.__new__(type(inner).__bases__[0])
     object.__setattr__(plain, "__dict__", inner.__dict__)
     optimizer.__dict__["inner_optimizer"] = plain
     return distribute_optimizer(keras, optimizer, sharing)
