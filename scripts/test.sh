@@ -46,6 +46,7 @@ ranks() { # HOROVODRUN_ARGUMENTS... -- PYTEST_ARGUMENTS...
 one() { python -m pytest -q "$@" "${pytest_args[@]}"; }
 
 suite unit one tests/unit
+suite torch-1 one tests/parallel/torch
 suite torch ranks --gloo -np 2 -- tests/parallel/torch
 suite torch-4 ranks --gloo -np 4 -- tests/parallel/torch
 # Read whole: a reader that leaves early would break the writer's pipe.
@@ -54,9 +55,12 @@ if command -v mpirun >/dev/null && [[ $(horovodrun --check-build) == *'[X] MPI'*
 else
     echo "== torch-mpi left out: Horovod was built without MPI, or there is no mpirun"
 fi
+suite tensorflow-1 one tests/parallel/tensorflow/test_parity.py
 suite tensorflow ranks --gloo -np 2 -- tests/parallel/tensorflow
 suite tensorflow-4 ranks --gloo -np 4 -- tests/parallel/tensorflow/test_parity.py
+KERAS_BACKEND=tensorflow suite keras-tensorflow-1 one tests/parallel/keras/test_parity.py
 KERAS_BACKEND=tensorflow suite keras-tensorflow ranks --gloo -np 2 -- tests/parallel/keras
+KERAS_BACKEND=torch suite keras-torch-1 one tests/parallel/keras/test_parity.py
 KERAS_BACKEND=torch suite keras-torch ranks --gloo -np 2 -- tests/parallel/keras
 KERAS_BACKEND=tensorflow suite keras-tensorflow-4 ranks --gloo -np 4 -- tests/parallel/keras/test_parity.py
 KERAS_BACKEND=torch suite keras-torch-4 ranks --gloo -np 4 -- tests/parallel/keras/test_parity.py
