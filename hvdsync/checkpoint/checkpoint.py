@@ -43,7 +43,7 @@ class Checkpoint:
         best: name of a plain value of ``state``; the checkpoint in which it is best stays beyond
             ``keep``. A NaN is never best; of equal ones the first stays.
         mode: whether the "max" or the "min" of that value is best.
-        codec: how the framework's objects become files; the front doors hand in their own.
+        codec: how the framework's objects become files; each front door has its own.
 
     As a context manager it closes itself.
     """
@@ -57,7 +57,7 @@ class Checkpoint:
         background: bool = False,
         best: str | None = None,
         mode: Literal["max", "min"] = "max",
-        codec: Codec,
+        codec: Codec | None = None,
     ) -> None:
         if every is not None and every < 1:
             raise ValueError(f"Checkpoint: every is {every}; expected None, or 1 or more steps")
@@ -68,8 +68,12 @@ class Checkpoint:
         self._metric = best
         self._sign = 1 if mode == "max" else -1
         self._store = Store(self.directory, keep, spare=lambda: self._ranked()[:1])
-        self._codec = codec
+        self._codec = self._make_codec() if codec is None else codec
         self._background = Background() if background else None
+
+    @staticmethod
+    def _make_codec() -> Codec:
+        raise NotImplementedError("import Checkpoint from a front door: hvdsync.torch, ...")
 
     def save(self, step: int, **state: Any) -> Path | None:
         """Write a checkpoint of ``state`` at ``step``; gives back its folder.

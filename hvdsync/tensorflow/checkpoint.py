@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from typing import Any, Literal
+from typing import Any
 
 import keras
 
 from hvdsync.checkpoint import checkpoint, keras_randomness, randomness
+from hvdsync.checkpoint.codec import Codec
 from hvdsync.checkpoint.keras_codec import KerasCodec
 
 
@@ -15,28 +15,13 @@ class Checkpoint(checkpoint.Checkpoint):
     """Checkpoints of Keras models, optimizers, ``tf.Variable`` and ``tf.Module``, plain values.
 
     A model becomes ``<name>.keras``, which plain ``keras.models.load_model`` opens, and variables
-    become ``<name>.npz``, without hvdsync and without Horovod.
+    become ``<name>.npz``, without hvdsync and without Horovod. Arguments are those of
+    :class:`hvdsync.checkpoint.checkpoint.Checkpoint`.
     """
 
-    def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        keep: int = 3,
-        every: int | None = None,
-        *,
-        background: bool = False,
-        best: str | None = None,
-        mode: Literal["max", "min"] = "max",
-    ) -> None:
-        super().__init__(
-            directory,
-            keep,
-            every,
-            background=background,
-            best=best,
-            mode=mode,
-            codec=KerasCodec(keras),
-        )
+    @staticmethod
+    def _make_codec() -> Codec:
+        return KerasCodec(keras)
 
 
 class RandomState(randomness.RandomState):

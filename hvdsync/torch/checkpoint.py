@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -85,28 +84,13 @@ class Checkpoint(checkpoint.Checkpoint):
     """Checkpoints of modules, optimizers, schedulers, scalers, samplers and plain values.
 
     ``<name>.pt`` of each object is its plain ``state_dict``: it opens with
-    ``torch.load(path, weights_only=True)``, without hvdsync and without Horovod.
+    ``torch.load(path, weights_only=True)``, without hvdsync and without Horovod. Arguments are
+    those of :class:`hvdsync.checkpoint.checkpoint.Checkpoint`.
     """
 
-    def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        keep: int = 3,
-        every: int | None = None,
-        *,
-        background: bool = False,
-        best: str | None = None,
-        mode: Literal["max", "min"] = "max",
-    ) -> None:
-        super().__init__(
-            directory,
-            keep,
-            every,
-            background=background,
-            best=best,
-            mode=mode,
-            codec=_StateDictCodec(),
-        )
+    @staticmethod
+    def _make_codec() -> Codec:
+        return _StateDictCodec()
 
 
 class RandomState(randomness.RandomState):
