@@ -22,6 +22,7 @@ from hvdsync.keras.functions import (
     load_model,
     reducescatter,
 )
+from hvdsync.keras.guard import Guard, check_replicas
 from hvdsync.keras.optimizer import (
     DistributedOptimizer,
     PartialDistributedOptimizer,

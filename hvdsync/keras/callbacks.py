@@ -18,6 +18,7 @@ from hvdsync.keras._base_callback import DistributedCallback
 from hvdsync.keras._metrics import Record, gather, global_logs
 from hvdsync.keras.checkpoint import Checkpoint
 from hvdsync.keras.functions import broadcast_variables
+from hvdsync.keras.guard_callback import GuardCallback
 from hvdsync.keras.preemption import PreemptionCallback
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ __all__ = [
     "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
     "CheckpointCallback",
+    "GuardCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",

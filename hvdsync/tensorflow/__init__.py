@@ -76,6 +76,7 @@ from hvdsync.tensorflow.functions import (  # noqa: E402
     broadcast_object,
     broadcast_variables,
 )
+from hvdsync.tensorflow.guard import Guard, check_replicas  # noqa: E402
 from hvdsync.tensorflow.optimizer import DistributedOptimizer, distribute  # noqa: E402
 from hvdsync.tensorflow.runtime import (  # noqa: E402
     init,

@@ -20,6 +20,7 @@ from hvdsync.torch.functions import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
+from hvdsync.torch.guard import Guard, check_replicas
 from hvdsync.torch.ops import *
 from hvdsync.torch.optimizer import DistributedOptimizer
 from hvdsync.torch.sync_batch_norm import SyncBatchNorm

@@ -66,15 +66,15 @@ def distribute(
     return model, distributed
 
 
-def broadcast_model(model: torch.nn.Module) -> None:
-    """Give every rank the parameters, buffers and extra state of rank 0's model."""
+def broadcast_model(model: torch.nn.Module, root_rank: int = 0) -> None:
+    """Give every rank the parameters, buffers and extra state of ``root_rank``'s model."""
     if world.current().size == 1:
         return
     state = model.state_dict()
     tensors = {k: v for k, v in state.items() if torch.is_tensor(v)}
-    broadcast_parameters(tensors, root_rank=0)
+    broadcast_parameters(tensors, root_rank)
     extra = broadcast_state(
-        {k: v for k, v in state.items() if k not in tensors}, 0, "hvdsync.extra_state"
+        {k: v for k, v in state.items() if k not in tensors}, root_rank, "hvdsync.extra_state"
     )
-    if extra and world.current().rank != 0:
+    if extra and world.current().rank != root_rank:
         model.load_state_dict({**model.state_dict(), **extra})
