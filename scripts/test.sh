@@ -48,7 +48,8 @@ one() { python -m pytest -q "$@" "${pytest_args[@]}"; }
 suite unit one tests/unit
 suite torch-1 one tests/parallel/torch
 suite torch ranks --gloo -np 2 -- tests/parallel/torch
-suite torch-4 ranks --gloo -np 4 -- tests/parallel/torch
+# Checkpoints are the same for any number of ranks, but for one writer among many.
+suite torch-4 ranks --gloo -np 4 -- tests/parallel/torch -k "not test_checkpoint or one_rank_writes"
 # Read whole: a reader that leaves early would break the writer's pipe.
 if command -v mpirun >/dev/null && [[ $(horovodrun --check-build) == *'[X] MPI'* ]]; then
     suite torch-mpi ranks --mpi -np 2 -- tests/parallel/torch
