@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import sys
-from pathlib import Path
 
 import psutil
 import pytest
@@ -14,6 +12,7 @@ from test_resume import command
 from train_runs import (
     SECONDS,
     TRAIN,
+    environment,
     events,
     launcher,
     newest,
@@ -37,7 +36,7 @@ def folder(tmp_path):
 def launched(kind):
     if kind == "gloo":
         return launcher(2)
-    if shutil.which("mpirun", path=str(Path(sys.executable).parent)) is None:
+    if shutil.which("mpirun", path=environment()["PATH"]) is None:
         pytest.skip("there is no mpirun")
     return MPIRUN
 
