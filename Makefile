@@ -24,7 +24,7 @@ setup: ## install everything: all frameworks, Horovod for them, MNIST, test tool
 train: setup-train ## train a model on MNIST with four workers (installs what is missing)
 	horovodrun -np $(NP) python -m hvdsync.train $(ARGS)
 
-test: setup ## run every test (installs what is missing)
+test: setup ## run the tests; SLOW=1: the slowest too (installs what is missing)
 	scripts/test.sh
 
 soak: setup ## kill training runs at random moments for SECONDS=600, and verify what they end with

@@ -4,6 +4,8 @@
 #   scripts/test.sh                 all suites
 #   scripts/test.sh unit torch-mpi  these only (names as printed)
 #
+# SLOW=1                            the slowest tests too, as CI runs them: killed, joined and
+#                                   resumed runs of every framework
 # PYTEST_ARGS='-k broadcast -x'     more arguments for every pytest
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,6 +13,7 @@ export PATH=$PWD/.venv/bin:$PATH
 asked=("$@")
 known=()
 read -ra pytest_args <<< "${PYTEST_ARGS:-}"
+if [[ -z ${SLOW:-} ]]; then pytest_args+=(-m "not slow"); fi
 
 # Several ranks share the cores of a small machine: one thread each, and Open MPI must be told that
 # this is meant. It also asks whether root, as in a container, is meant.
