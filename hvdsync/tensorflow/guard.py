@@ -8,8 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from hvdsync.errors import HvdsyncError
-from hvdsync.guard import guard, keras_state, replicas
+from hvdsync.guard import keras_state, replicas
 from hvdsync.guard.fingerprints import without
+from hvdsync.guard.keras_guard import KerasGuard
 
 
 def check_replicas(model: Any, optimizer: Any = None, *, ignore: Sequence[str] = ()) -> None:
@@ -31,22 +32,14 @@ def check_replicas(model: Any, optimizer: Any = None, *, ignore: Sequence[str] =
     replicas.check(lambda: without(keras_state.list_entries(model, optimizer), ignore))
 
 
-class Guard(guard.Guard):
-    __doc__ = guard.Guard.__doc__
+class Guard(KerasGuard):
+    __doc__ = KerasGuard.__doc__
 
     def check(self, model: Any, optimizer: Any = None) -> bool:
-        """To be called once per step, on every rank; True when replicas were repaired.
-
-        Arguments are those of :func:`check_replicas`. Collective at every ``every``-th call, with
-        17 bytes a rank on the wire while replicas are equal. Raises :class:`ReplicaMismatch` on
-        every rank when they differ, or when a repair did not make them equal, and
-        :class:`RankMismatch` when the models' shapes differ, so that none is possible.
-        """
         _refuse_graphs()
-        return self._check(
-            lambda: keras_state.list_entries(model, optimizer),
-            lambda root: keras_state.spread(root, model, optimizer),
-        )
+        return super().check(model, optimizer)
+
+    check.__doc__ = KerasGuard.check.__doc__
 
 
 def _refuse_graphs() -> None:
