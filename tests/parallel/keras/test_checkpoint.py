@@ -3,9 +3,6 @@
 import io
 import logging
 import random
-import subprocess
-import sys
-import textwrap
 import zipfile
 from contextlib import nullcontext
 
@@ -27,6 +24,7 @@ from tests.parallel.keras.helpers import (
     values,
 )
 from tests.parallel.keras.helpers import data as make_data
+from tests.parallel.processes import without_hvdsync
 
 MODES = pytest.mark.parametrize("background", [False, True], ids=["blocking", "background"])
 
@@ -127,26 +125,13 @@ def test_the_file_of_a_background_save_opens_where_hvdsync_and_horovod_cannot_be
     script = """
         import sys
 
-        class Blocker:
-            def find_spec(self, name, path=None, target=None):
-                if name.split(".")[0] in ("hvdsync", "horovod"):
-                    raise ImportError(name)
-
-        sys.meta_path.insert(0, Blocker())
         import keras
         model = keras.models.load_model(sys.argv[1])
         print(type(model.optimizer).__name__, int(model.optimizer.iterations))
         print(keras.ops.convert_to_numpy(model.layers[0].kernel).tolist())
     """
     if hvd.rank() == 0:
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(script), folder / "model.keras"],
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-        assert done.returncode == 0, done.stderr
-        optimizer, kernel = done.stdout.splitlines()
+        optimizer, kernel = without_hvdsync(script, folder / "model.keras").splitlines()
         assert optimizer == f"Adam {int(model.optimizer.iterations)}"
         assert kernel == str(values([model.layers[0].kernel])[0].tolist())
     hvd.agree_all(True)

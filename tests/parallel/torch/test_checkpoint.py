@@ -21,6 +21,7 @@ from hvdsync.checkpoint import store
 from hvdsync.comm import trees, world
 from hvdsync.errors import CheckpointError
 from tests import disks
+from tests.parallel.processes import alone, without_hvdsync
 from tests.parallel.torch.helpers import assert_equal_on_all_ranks
 
 MODES = pytest.mark.parametrize("background", [False, True], ids=["blocking", "background"])
@@ -37,20 +38,6 @@ def meet():
 
 def large():
     return nn.Linear(1000, 1000)  # 4 MB
-
-
-def alone(script, *arguments):
-    """The output of a process without a launcher."""
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD", "OMPI", "PMIX"))}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=environ,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_one_rank_writes_whatever_the_others_hold(tmp_path):
@@ -410,12 +397,6 @@ def test_files_open_where_neither_hvdsync_nor_horovod_can_be_imported(shared_pat
     script = """
         import sys
 
-        class Blocker:
-            def find_spec(self, name, path=None, target=None):
-                if name.split(".")[0] in ("hvdsync", "horovod"):
-                    raise ImportError(name)
-
-        sys.meta_path.insert(0, Blocker())
         import torch
         model = torch.nn.Linear(2, 2)
         optimizer = torch.optim.Adam(model.parameters())
@@ -425,6 +406,6 @@ def test_files_open_where_neither_hvdsync_nor_horovod_can_be_imported(shared_pat
         print(optimizer.state[model.bias]["step"].item())
     """
     if hvd.rank() == 0:
-        assert alone(script, folder) == f"{model.weight.tolist()} 0.125\n1.0\n"
+        assert without_hvdsync(script, folder) == f"{model.weight.tolist()} 0.125\n1.0\n"
     meet()
     assert_equal_on_all_ranks(model.parameters())
