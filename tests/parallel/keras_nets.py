@@ -21,6 +21,23 @@ OPTIMIZERS = {
     "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
 }
 
+# Whatever Keras does with gradients on its way to an update, for models in float32.
+FEATURES = {
+    "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9, weight_decay=1e-2),
+    "adam": lambda: keras.optimizers.Adam(0.02),
+    "adamw": lambda: keras.optimizers.AdamW(0.02, weight_decay=0.1),
+    "clipnorm": lambda: keras.optimizers.SGD(0.5, clipnorm=0.02),
+    "global_clipnorm": lambda: keras.optimizers.SGD(0.5, global_clipnorm=0.02),
+    "ema": lambda: keras.optimizers.SGD(
+        0.05, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3
+    ),
+    "accumulation": lambda: keras.optimizers.Adam(0.02, gradient_accumulation_steps=3),
+    "schedule": lambda: keras.optimizers.SGD(
+        keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.5)
+    ),
+    "loss_scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05)),
+}
+
 
 class Net(keras.Model):
     """A net in float64 with fixed weights; ``inputs()`` makes a batch of what it takes."""

@@ -16,29 +16,14 @@ from tests.parallel.keras.helpers import (
     make_model,
     values,
 )
+from tests.parallel.keras_nets import FEATURES
 from tests.parallel.ranks import shard
 
-OPTIMIZERS = {
-    "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9, weight_decay=1e-2),
-    "adam": lambda: keras.optimizers.Adam(0.02),
-    "adamw": lambda: keras.optimizers.AdamW(0.02, weight_decay=0.1),
-    "clipnorm": lambda: keras.optimizers.SGD(0.5, clipnorm=0.02),
-    "global_clipnorm": lambda: keras.optimizers.SGD(0.5, global_clipnorm=0.02),
-    "ema": lambda: keras.optimizers.SGD(
-        0.05, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3
-    ),
-    "accumulation": lambda: keras.optimizers.Adam(0.02, gradient_accumulation_steps=3),
-    "schedule": lambda: keras.optimizers.SGD(
-        keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.5)
-    ),
-    "loss_scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05)),
-}
 
-
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("kind", FEATURES)
 def test_ranks_together_equal_one_process_on_whole_batches(kind):
-    plain = fit_plain(OPTIMIZERS[kind]())
-    together = fit_together(hvd.distribute(OPTIMIZERS[kind]()))
+    plain = fit_plain(FEATURES[kind]())
+    together = fit_together(hvd.distribute(FEATURES[kind]()))
     assert_equal_on_all_ranks(together.variables + together.optimizer.variables)
     assert_close(together.variables, plain.variables)
     assert int(together.optimizer.iterations) == int(plain.optimizer.iterations) > 0

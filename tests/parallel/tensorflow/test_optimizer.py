@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import hvdsync.tensorflow as hvd
 from hvdsync.errors import HvdsyncError, RankMismatch
+from tests.parallel.keras_nets import FEATURES
 from tests.parallel.ranks import shard
 from tests.parallel.tensorflow.helpers import (
     CLOSE,
@@ -19,22 +20,10 @@ from tests.parallel.tensorflow.helpers import (
 )
 
 OPTIMIZERS = {
+    **FEATURES,
     "sgd": lambda: keras.optimizers.SGD(0.05),
-    "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9, weight_decay=1e-2),
     "nesterov": lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True),
-    "adam": lambda: keras.optimizers.Adam(0.02),
-    "adamw": lambda: keras.optimizers.AdamW(0.02, weight_decay=0.1),
-    "clipnorm": lambda: keras.optimizers.SGD(0.5, clipnorm=0.02),
-    "global_clipnorm": lambda: keras.optimizers.SGD(0.5, global_clipnorm=0.02),
     "clipvalue": lambda: keras.optimizers.SGD(0.5, clipvalue=0.01),
-    "ema": lambda: keras.optimizers.SGD(
-        0.05, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3
-    ),
-    "accumulation": lambda: keras.optimizers.Adam(0.02, gradient_accumulation_steps=3),
-    "schedule": lambda: keras.optimizers.SGD(
-        keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.5)
-    ),
-    "loss_scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05)),
 }
 
 
