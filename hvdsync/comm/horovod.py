@@ -20,8 +20,9 @@ import numpy as np
 
 from hvdsync.comm import world
 from hvdsync.comm.communicator import Communicator, ReduceOp
+from hvdsync.comm.comparison import installation, require_equal
 from hvdsync.comm.launch import LaunchInfo, detect
-from hvdsync.errors import HorovodMissing, LaunchError
+from hvdsync.errors import HorovodMissing, LaunchError, RankMismatch
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +152,9 @@ def start(framework: str, *args: Any, **kwargs: Any) -> None:
     Further arguments are those of Horovod's ``init``.
 
     Raises :class:`LaunchError` when the launcher started more ranks than Horovod can see, as it
-    happens when the launcher speaks MPI and Horovod was built without it.
+    happens when the launcher speaks MPI and Horovod was built without it; and
+    :class:`RankMismatch` on every rank when versions of Python, Horovod, hvdsync or the framework
+    differ between ranks.
     """
     hvd = load(framework)
     launch = detect()
@@ -161,6 +164,12 @@ def start(framework: str, *args: Any, **kwargs: Any) -> None:
     if launch is not None and not launch.elastic:
         _refuse_a_world_that_differs(launch, communicator, hvd)
     world.activate(communicator)
+    if launch is None or not launch.elastic:
+        try:
+            require_equal("installed versions", installation(framework), "Install the same ones")
+        except RankMismatch:
+            stop(framework)
+            raise
     logger.debug("rank %d of %d is up", communicator.rank, communicator.size)
 
 

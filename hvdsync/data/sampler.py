@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from typing import Any
 
+from hvdsync.comm.comparison import note
 from hvdsync.data.order import Indices, Uneven, advance, global_order, share, share_size
 from hvdsync.errors import DataError
 
@@ -34,7 +35,8 @@ class DistributedSampler:
     ``data`` is the number of samples or anything with a length. Iterating gives int indices; a
     PyTorch ``DataLoader`` takes the object as ``sampler=``; ``epoch_batches`` gives index arrays to
     NumPy, TensorFlow and Keras loops. All ranks must be given the same length, ``shuffle``,
-    ``seed`` and ``uneven``; nothing travels between them.
+    ``seed`` and ``uneven``; nothing travels between them. ``distribute`` and Keras's ``fit``
+    compare the lengths and seeds of the shuffled samplers that were made before.
 
     ``uneven`` says what happens when the length does not divide by the world size: "pad" reads some
     samples twice so that all ranks have equally many, "drop" leaves up to size-1 samples out of the
@@ -84,6 +86,9 @@ class DistributedSampler:
         self._pass: _Pass | None = None
         self._logged: tuple[int, int] | None = None
         share_size(self.length, 0, *(self._fixed or (0, 1)), uneven)
+        if shuffle and self._fixed is None:
+            # Another order on another rank reads samples twice and others never.
+            note("samples and seed of the data order", f"{self.length} by seed {self.seed}")
 
     def __iter__(self) -> Iterator[int]:
         # A generator: loaders that make an iterator and drop it must not use up an epoch.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvdsync.comm import trees, verbs, world
+from hvdsync.comm.comparison import listed
 from hvdsync.errors import HvdsyncError, ReplicaMismatch
 from hvdsync.guard.fingerprints import DIGEST_BYTES, Entry, Fingerprint, combine, fingerprint
 
@@ -186,8 +187,3 @@ def _distance(own: np.ndarray, expected: np.ndarray) -> tuple[int, float, str]:
     with np.errstate(all="ignore"):
         greatest = float(np.max(np.abs(a - b))) if a.size else 0.0
     return int(np.count_nonzero(unequal)), greatest, repr(own.item()) if own.ndim == 0 else ""
-
-
-def listed(ranks: Sequence[int]) -> str:
-    """Ranks as a sentence has them."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

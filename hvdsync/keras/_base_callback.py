@@ -11,7 +11,8 @@ from typing import Any
 
 import keras
 
-from hvdsync.comm import verbs, world
+from hvdsync.comm import launch, verbs, world
+from hvdsync.comm.comparison import noted, require_equal
 from hvdsync.errors import HvdsyncError
 from hvdsync.sync.keras_optimizer import lift_loss_scaling, sharing_of
 
@@ -43,6 +44,38 @@ class _StopTogether(keras.callbacks.Callback):
         self.model.stop_training = verbs.agree_any(self.model.stop_training)
 
 
+class _CompareRanks(keras.callbacks.Callback):
+    """First in the list: refuses a ``fit`` that ranks would leave, or go through, differently.
+
+    ``RankMismatch`` on every rank when they have different numbers of batches or epochs, or other
+    callbacks that talk to other ranks; callbacks that do not may be on some ranks only.
+    """
+
+    def __init__(self, siblings: list[Any]) -> None:
+        super().__init__()
+        self._siblings = siblings
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if launch.is_elastic():
+            return  # a worker that joins begins while the others train
+        talking = [type(c).__name__ for c in self._siblings if isinstance(c, DistributedCallback)]
+        params = self.params or {}
+        require_equal(
+            "calls of fit",
+            {
+                "callbacks of hvdsync": talking,
+                "number of batches": params.get("steps"),
+                "epochs": params.get("epochs"),
+                "optimizer": type(self.model.optimizer).__name__,
+                "number of trainable variables": len(self.model.trainable_variables),
+                **noted(),
+            },
+            "Give fit() the same callbacks, epochs and batches per epoch on every rank: where the "
+            "shares of the data differ in length, even them out first (hvd.shard pads or drops; "
+            "steps_per_epoch= also sets a common number)",
+        )
+
+
 class DistributedCallback(keras.callbacks.Callback):
     """Base of the callbacks: prepares the model once, whichever of them is given."""
 
@@ -65,6 +98,9 @@ class DistributedCallback(keras.callbacks.Callback):
             siblings.insert(0, self)
         # Keras appends its own (history, progress bar) before it sets the model.
         if not any(isinstance(callback, _StopTogether) for callback in siblings):
+            comparing = _CompareRanks(siblings)
+            comparing.set_model(self.model)
+            siblings.insert(0, comparing)
             siblings.append(_StopTogether(siblings))
 
 

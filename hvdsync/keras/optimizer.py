@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 
 from hvdsync.comm import launch, world
+from hvdsync.comm.comparison import noted, require_equal
 from hvdsync.keras._backend import backend
 from hvdsync.sync.keras_optimizer import Sharing, distribute_optimizer, with_loss_scaling
-from hvdsync.sync.options import check_engine, check_gradient_options
+from hvdsync.sync.options import check_engine, check_gradient_options, option_facts
 from hvdsync.sync.variables import broadcast_through_host
 
 logger = logging.getLogger(__name__)
@@ -150,7 +151,8 @@ def distribute(
             ``optimizer.iterations`` counts updates.
         options: further keyword arguments of :func:`DistributedOptimizer`.
 
-    Raises ``ValueError`` for an engine or update rule that does not exist.
+    Raises ``ValueError`` for an engine or update rule that does not exist; and when the optimizer
+    is built, :class:`RankMismatch` on every rank when options or variables differ between ranks.
     """
     check_engine(engine, update)
     if accumulate != 1:
@@ -158,15 +160,26 @@ def distribute(
     distributed = DistributedOptimizer(optimizer, compression=compression, **options)
     if launch.is_elastic():
         return distributed
-    distributed._sharing.before_build = _broadcast_from_rank_zero
+    facts = option_facts(optimizer, compression=compression, **options)
+
+    def before_build(optimizer: Any, variables: Sequence[Any]) -> None:
+        if world.current().size > 1:
+            backend.eagerly(_compare, facts)
+            _broadcast_from_rank_zero(optimizer, variables)
+
+    distributed._sharing.before_build = before_build
     if distributed.built:
-        _broadcast_from_rank_zero(distributed, distributed._trainable_variables)
+        before_build(distributed, distributed._trainable_variables)
     return distributed
 
 
+def _compare(facts: Mapping[str, Any]) -> None:
+    require_equal(
+        "the optimizers", {**facts, **noted()}, "Give every rank the same one, with equal options"
+    )
+
+
 def _broadcast_from_rank_zero(optimizer: Any, variables: Sequence[Any]) -> None:
-    if world.current().size == 1:
-        return
     if not backend.are_initialized(variables):
         logger.warning(
             "the model is built inside its first step, where its variables cannot be broadcast; "

@@ -58,6 +58,13 @@ class CastCompressor(Compressor):
         return tensor if ctx is None else self._cast(tensor, ctx)
 
 
+def describe(compressor: Any) -> str:
+    """A compressor's name for people, equal on all ranks that use the same one."""
+    if isinstance(compressor, CastCompressor):
+        return compressor.dtype
+    return str(getattr(compressor, "__name__", type(compressor).__name__))
+
+
 class Compression:
     """The compressors of one framework: ``none`` and ``fp16`` (IEEE half precision).
 

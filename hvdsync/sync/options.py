@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from hvdsync.sync.compression import describe
+
 
 def check_gradient_options(
     *,
@@ -38,6 +40,23 @@ def check_gradient_options(
     if passes < 1:
         raise ValueError(f"backward_passes_per_step is {passes}; expected 1 or more")
     return groups
+
+
+def option_facts(optimizer: Any, **options: Any) -> dict[str, Any]:
+    """What ranks must have in common of an optimizer and its options, by name.
+
+    For :func:`hvdsync.comm.comparison.require_equal`: lists count by their length, and objects
+    that say nothing of themselves by their class.
+    """
+    facts: dict[str, Any] = {"class": type(optimizer).__name__}
+    for name, value in options.items():
+        if value is None or isinstance(value, bool | int | float | str):
+            facts[name] = value
+        elif isinstance(value, Sequence):
+            facts[name] = f"{len(value)} of them"
+        else:
+            facts[name] = describe(value)
+    return facts
 
 
 def check_engine(engine: str, update: Any) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from hvdsync.comm import trees, verbs, world
-from hvdsync.errors import RankMismatch
+from hvdsync.comm import trees, world
+from hvdsync.comm.comparison import require_equal
 from hvdsync.sync.tensorflow_gradients import name_of
 
 
@@ -40,34 +40,22 @@ def broadcast_through_host(variables: Sequence[Any], root_rank: int) -> None:
 
 
 def refuse_different(variables: Sequence[Any], process_set: Any = None) -> None:
-    """Raise :class:`RankMismatch` on every rank unless shapes and dtypes are equal on all."""
-    mine = [(tuple(v.shape), _dtype_name(v)) for v in variables]
-    everyone = verbs.allgather_object(mine, "hvdsync.variables.kinds", process_set)
-    if all(other == mine for other in everyone):
-        return
-    names = verbs.allgather_object(
-        [name_of(v) for v in variables], "hvdsync.variables.names", process_set
-    )
-    raise RankMismatch(
-        f"rank {verbs.rank()}: found different variables on different ranks "
-        f"({_first_difference(everyone, names)}); expected the same model on every rank: build "
-        "it alike everywhere before its variables are broadcast"
+    """Raise :class:`RankMismatch` on every rank unless shapes and dtypes are equal on all.
+
+    Names may differ: Keras counts layers in a process, and a rank may have made others before.
+    """
+    kinds = {f"variable {i}": f"{tuple(v.shape)} {_dtype_name(v)}" for i, v in enumerate(variables)}
+    require_equal(
+        "the variables",
+        {"number of variables": len(variables), **kinds},
+        "Build the same model on every rank before its variables are broadcast",
+        labels={f"variable {i}": name_of(v) for i, v in enumerate(variables)},
+        group=process_set,
     )
 
 
 def _dtype_name(variable: Any) -> str:
     return str(getattr(variable.dtype, "name", variable.dtype))
-
-
-def _first_difference(everyone: list[list[Any]], names: list[list[str]]) -> str:
-    counts = [len(one) for one in everyone]
-    if len(set(counts)) > 1:
-        return f"numbers of variables by rank: {counts}"
-    for i, found in enumerate(zip(*everyone, strict=True)):
-        if len(set(found)) > 1:
-            seen = (f"rank {r}: {names[r][i]} {shape} {d}" for r, (shape, d) in enumerate(found))
-            return "; ".join(seen)
-    return "in their order"
 
 
 class VariablesMemory:

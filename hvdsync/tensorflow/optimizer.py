@@ -13,9 +13,10 @@ import tensorflow as tf
 
 from hvdsync.comm import horovod as _horovod
 from hvdsync.comm import launch, world
+from hvdsync.comm.comparison import noted, require_equal
 from hvdsync.sync.accumulation import GraphAccumulation
 from hvdsync.sync.keras_optimizer import Sharing, distribute_optimizer, with_loss_scaling
-from hvdsync.sync.options import check_engine, check_gradient_options
+from hvdsync.sync.options import check_engine, check_gradient_options, option_facts
 from hvdsync.sync.tensorflow_reducer import GraphReducer
 from hvdsync.tensorflow.compression import Compression
 from hvdsync.tensorflow.functions import broadcast_variables
@@ -129,7 +130,7 @@ def distribute(
         options: further keyword arguments of :func:`DistributedOptimizer`.
 
     Raises ``ValueError`` for an engine or update rule that does not exist and for a model without
-    variables, and ``RankMismatch`` on every rank when the models differ between ranks.
+    variables, and ``RankMismatch`` on every rank when models or options differ between ranks.
     """
     check_engine(engine, update)
     variables = list(getattr(model, "variables", model))
@@ -142,6 +143,11 @@ def distribute(
         options.update(backward_passes_per_step=accumulate, average_aggregated_gradients=True)
     distributed = DistributedOptimizer(optimizer, compression=compression, **options)
     if world.current().size > 1 and not launch.is_elastic():
+        require_equal(
+            "the optimizers",
+            {**option_facts(optimizer, compression=compression, **options), **noted()},
+            "Give every rank the same one, with equal options",
+        )
         trainable = list(getattr(model, "trainable_variables", variables))
         if not distributed.built:
             distributed.build(trainable)

@@ -6,15 +6,15 @@ The wrapped optimizer keeps its own state, hooks and schedulers; reduction hangs
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from hvdsync.comm import launch, verbs
-from hvdsync.errors import RankMismatch
-from hvdsync.sync.options import check_gradient_options
+from hvdsync.comm.comparison import noted, require_equal
+from hvdsync.sync.options import check_gradient_options, option_facts
 from hvdsync.sync.torch_reducer import Wire
 from hvdsync.torch.compression import Compression
 from hvdsync.torch.gradients import GradientReducer
@@ -259,10 +259,22 @@ def DistributedOptimizer(
 
     wire = None
     if not alone and process_set.included():
+        facts = option_facts(
+            optimizer,
+            compression=compression,
+            backward_passes_per_step=backward_passes_per_step,
+            gradient_predivide_factor=gradient_predivide_factor,
+            groups=groups,
+            sparse_as_dense=sparse_as_dense,
+            average_passes=average_passes,
+        )
+        facts["number of parameters"] = len(parameters())
+        for i, (name, p) in enumerate(parameters()):
+            facts[f"parameter {i}"] = f"{name} {tuple(p.shape)} {p.dtype}"
         wire = Wire(
             torch,
             hvd,
-            _agreed_name(parameters(), process_set, elastic),
+            _agreed_name(facts, process_set, elastic),
             compression=compression,
             op=op,
             gradient_predivide_factor=gradient_predivide_factor,
@@ -327,9 +339,7 @@ def _names(
 _wrappers = 0
 
 
-def _agreed_name(
-    parameters: Sequence[tuple[str, torch.Tensor]], process_set: Any, elastic: bool
-) -> str:
+def _agreed_name(facts: Mapping[str, Any], process_set: Any, elastic: bool) -> str:
     """One name on all ranks for this wrapper's collectives, after comparing what they wrap.
 
     The first rank's count decides, so ranks that made different numbers of wrappers before still
@@ -341,21 +351,11 @@ def _agreed_name(
     name = f"optimizer{_wrappers}"
     if elastic:
         return name
-    mine = [(n, tuple(p.shape), str(p.dtype)) for n, p in parameters]
-    everyone = verbs.allgather_object((name, mine), "hvdsync.distribute", process_set)
-    for other, (_, theirs) in enumerate(everyone):
-        if theirs != everyone[0][1]:
-            raise RankMismatch(_describe_difference(everyone[0][1], theirs, other))
-    return everyone[0][0]
-
-
-def _describe_difference(expected: list[Any], found: list[Any], rank: int) -> str:
-    for i in range(max(len(expected), len(found))):
-        here = expected[i] if i < len(expected) else "no further parameter"
-        there = found[i] if i < len(found) else "no further parameter"
-        if here != there:
-            return (
-                f"the optimizers differ between ranks: parameter {i} is {here} on rank 0 and "
-                f"{there} on rank {rank}; build the same model on every rank"
-            )
-    raise AssertionError("no difference")
+    require_equal(
+        "the optimizers",
+        {**facts, **noted()},
+        "Build the same model and optimizer on every rank, with the same options",
+        group=process_set,
+    )
+    first = process_set.ranks[0] if process_set.ranks else 0
+    return str(verbs.broadcast_object(name, first, "hvdsync.distribute.name", process_set))

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from hvdsync.comm import verbs
+from hvdsync.comm.comparison import require_equal
 from hvdsync.train.agreement import together
 from hvdsync.train.config import TrainConfig
 from hvdsync.train.directories import choose_directory
@@ -20,7 +21,12 @@ from hvdsync.train.worker import Job
 
 
 def run(module: ModuleType, job: Job) -> Summary | Stopped:
-    """Train on the ranks that were started; collective."""
+    """Train on the ranks that were started; collective.
+
+    Raises ``RankMismatch`` on every rank when their settings or data sets differ, as they may when
+    hosts have configuration files of their own.
+    """
+    _compare_settings(job)
     directory = choose_directory(job.config)
     worker = together(lambda: module.worker(job))
     listener = together(lambda: make_listener(job.config))
@@ -28,6 +34,21 @@ def run(module: ModuleType, job: Job) -> Summary | Stopped:
         return Loop(job, worker, directory, listener).run()
     finally:
         listener.close()
+
+
+def _compare_settings(job: Job) -> None:
+    settings = asdict(job.config)
+    for of_one_host in ("log_dir", "checkpoint_dir"):
+        del settings[of_one_host]
+    samples = {
+        "training samples": len(job.dataset.x_train),
+        "test samples": len(job.dataset.x_test),
+    }
+    require_equal(
+        "settings of the run",
+        {**settings, **samples},
+        "Give every rank the same options, configuration file and data set",
+    )
 
 
 def run_elastically(module: ModuleType, job: Job) -> Summary | Stopped:

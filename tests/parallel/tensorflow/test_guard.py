@@ -124,7 +124,7 @@ def test_repair_makes_replicas_equal_and_says_so_on_rank_zero(caplog):
 def test_a_shape_of_one_rank_is_named_and_not_repaired():
     variable = tf.Variable(tf.ones((3 + (hvd.rank() == 0),)))
     assert "rank 0: float32 (4,), rank 1: float32 (3,)" in mismatch_of([variable])
-    with pytest.raises(RankMismatch, match="different variables"):
+    with pytest.raises(RankMismatch, match="the variables differ"):
         hvd.Guard(every=1, on_divergence="repair").check([variable])
 
 
