@@ -95,6 +95,9 @@ class GradientKinds:
         self._process_set = process_set
         self._sparse_as_dense = sparse_as_dense
         self._agreed: dict[Hashable, tuple[int, ...]] = {}
+        self._last: dict[str, tuple[int, ...]] = {}
+        # Set while this rank has no gradients, in a graph that the others have made before.
+        self.asks_nothing = False
 
     def agree(
         self,
@@ -129,6 +132,8 @@ class GradientKinds:
         tf = self._tf
         if launch.is_elastic() or not tf.compat.v1.executing_eagerly_outside_functions():
             return own
+        if self.asks_nothing and not tf.executing_eagerly():
+            return self._last[label]
         # A function may be traced again on one rank alone, for a batch of another shape.
         if not tf.executing_eagerly() and (label, own) in self._agreed:
             return self._agreed[label, own]
@@ -143,7 +148,7 @@ class GradientKinds:
             ).numpy()
         pairs = zip(dense, sparse, strict=True)
         kinds = tuple(_DENSE if d else _SPARSE if s else _NONE for d, s in pairs)
-        self._agreed[label, own] = kinds
+        self._agreed[label, own] = self._last[label] = kinds
         return kinds
 
     def _convert(self, gradient: Any, kind: int, source: Any) -> Any:

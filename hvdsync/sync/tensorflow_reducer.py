@@ -85,6 +85,9 @@ class GraphReducer:
         self._eager: dict[Hashable, Callable[..., Any]] = {}
         self._kinds = GradientKinds(tf, hvd, self.process_set, sparse_as_dense)
         self._waited: Any = None
+        # Weak: a tape's reducer outlives the variables that were trained.
+        self._last: tuple[list[weakref.ref[Any]], bool] | None = None
+        self._without_gradients: dict[Hashable, Callable[[], Any]] = {}
 
     @property
     def waited_seconds(self) -> float:
@@ -127,6 +130,7 @@ class GraphReducer:
         is_local = tuple(key in local for key in keys)
         groups = group_positions(self._groups, keys)
         eager = tf.executing_eagerly()
+        self._last = [weakref.ref(source) for source in sources], eager
         label = f"{self.name}.{checksum_of(sources)}"
         if not eager:
             label = _numbered(tf, label)
@@ -148,6 +152,31 @@ class GraphReducer:
     def key(self, variable: Any) -> Hashable:
         """Identity of a variable, as ``local`` of :meth:`reduce` takes it."""
         return key_of(variable)
+
+    def repeat_with_nothing(self, apply: Callable[[list[None], list[Any]], Any]) -> None:
+        """Take part in a reduction like this rank's last one, without gradients of its own.
+
+        ``apply(gradients, sources)`` must call :meth:`reduce` once with them, and runs in a graph
+        if the last one did. The other ranks have gradients.
+        """
+        assert self._last is not None
+        references, eager = self._last
+        sources = [reference() for reference in references]
+        if eager:
+            apply([None] * len(sources), sources)
+            return
+        key = tuple(key_of(source) for source in sources)
+        function = self._without_gradients.get(key)
+        if function is None:
+            function = self._tf.function(
+                lambda: apply([None] * len(sources), sources), autograph=False
+            )
+            self._without_gradients[key] = function
+        self._kinds.asks_nothing = True
+        try:
+            function()
+        finally:
+            self._kinds.asks_nothing = False
 
     @staticmethod
     def outside_compiler(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -88,3 +88,4 @@ from hvdsync.tensorflow.tape import (  # noqa: E402
     DistributedGradientTape,
     PartialDistributedGradientTape,
 )
+from hvdsync.tensorflow.uneven import even_batches  # noqa: E402
