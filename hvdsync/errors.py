@@ -25,7 +25,16 @@ class NonFiniteGradient(HvdsyncError):
 
 
 class StalledRank(HvdsyncError):
-    """A collective operation waited longer than its limit for a rank that did not come."""
+    """A collective operation waited longer than its limit for a rank that did not come.
+
+    ``report`` is what every rank has logged: which tensors wait, for whom, and all ranks' stacks.
+    """
+
+    report = ""
+
+
+class RankFailed(HvdsyncError):
+    """Another rank raised, died or finished while this one needed it; the message says which."""
 
 
 class CheckpointError(HvdsyncError):

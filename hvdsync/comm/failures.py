@@ -1,0 +1,100 @@
+"""What a failed collective says: a framework's error in, hvdsync's own out.
+
+The Python of Horovod, as ``build-horovod`` installs it, asks here what an error means.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hvdsync.comm import world
+from hvdsync.errors import HvdsyncError, RankMismatch
+
+# As the replacement in Horovod's controller writes it.
+_MISMATCH = re.compile(r"Mismatched tensor '(?P<name>.*?)': (?P<values>[^\n]*?)\.(?:\s|$)")
+
+_reason: Callable[[BaseException], HvdsyncError | None] | None = None
+
+
+def explain_with(reason: Callable[[BaseException], HvdsyncError | None] | None) -> None:
+    """From now on ``reason`` is asked for errors that say nothing of themselves; None: nobody is.
+
+    It gives hvdsync's own error, or None where it knows none.
+    """
+    global _reason
+    _reason = reason
+
+
+def explain(error: BaseException) -> HvdsyncError | None:
+    """hvdsync's own error in the place of ``error``, or None when there is nothing to add.
+
+    Ranks that gave one name different shapes, dtypes, operations, reductions, roots or devices
+    each get a :class:`RankMismatch` with the name, the values and the ranks. Ranks that lost
+    another, or waited too long for it, get what :func:`explain_with` was given to say.
+    """
+    found = None if isinstance(error, HvdsyncError) else _MISMATCH.search(str(error))
+    if found is None:
+        own = _reason(error) if _reason is not None else None
+        return None if own is None else _instead_of(error, type(own), str(own), vars(own))
+    who = f"rank {world.current().rank}: " if world.is_active() else ""
+    return _instead_of(
+        error,
+        RankMismatch,
+        f"{who}ranks disagree about the tensor '{found['name']}': {found['values']}; expected "
+        "the same on every rank. Look at what each of them gives under this name",
+        {},
+    )
+
+
+def _instead_of(
+    error: BaseException, kind: type[HvdsyncError], message: str, more: Mapping[str, Any]
+) -> HvdsyncError:
+    made = _both(kind, type(error))(message)
+    # A framework's handlers read what its own error carries.
+    vars(made).update({**vars(error), **more})
+    # The error in whose handling this one is raised says the same in other words.
+    made.__suppress_context__ = True
+    return made
+
+
+@functools.cache
+def _both(kind: type[HvdsyncError], other: type[BaseException]) -> Any:
+    """A class for who catches hvdsync's error and for who catches the framework's."""
+
+    def start(self: BaseException, message: str) -> None:
+        self.args = (message,)
+
+    def text(self: BaseException) -> str:
+        return str(self.args[0])
+
+    names = {"__init__": start, "__str__": text, "__module__": kind.__module__}
+    return type(kind.__name__, (kind, other), names)
+
+
+class Explained:
+    """A module of operations whose errors come out as :func:`explain` has them."""
+
+    def __init__(self, operations: Any) -> None:
+        self._operations = operations
+
+    def __getattr__(self, name: str) -> Any:
+        operation = getattr(self._operations, name)
+        if not callable(operation):
+            return operation
+
+        @functools.wraps(operation)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return operation(*args, **kwargs)
+            except Exception as error:
+                own = explain(error)
+                if own is None:
+                    raise
+                raise own from None
+
+        # Found at once from now on.
+        setattr(self, name, run)
+        return run

@@ -1,0 +1,1 @@
+"""Bounded waits: no rank waits for ever, and every rank says whom it waited for, where and why."""
