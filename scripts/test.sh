@@ -5,7 +5,7 @@
 #   scripts/test.sh unit torch-mpi  these only (names as printed)
 #
 # SLOW=1                            the slowest tests too, as CI runs them: killed, joined and
-#                                   resumed runs of every framework
+#                                   resumed runs of every framework, all faults, four ranks of each
 # PYTEST_ARGS='-k broadcast -x'     more arguments for every pytest
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -46,6 +46,9 @@ ranks() { # HOROVODRUN_ARGUMENTS... -- PYTEST_ARGUMENTS...
         sed -uE 's/^\[0\]<std(out|err)>://; s/^\[1,0\]<std(out|err)>: ?//'
 }
 
+# Suites that are left out unless everything is to run, or they are asked for by name.
+at_length() { [[ -n ${SLOW:-} ]] || ((${#asked[@]})); }
+
 one() { python -m pytest -q "$@" "${pytest_args[@]}"; }
 
 suite unit one tests/unit
@@ -61,13 +64,17 @@ else
 fi
 suite tensorflow-1 one tests/parallel/tensorflow/test_parity.py
 suite tensorflow ranks --gloo -np 2 -- tests/parallel/tensorflow
-suite tensorflow-4 ranks --gloo -np 4 -- tests/parallel/tensorflow/test_parity.py -k "not eager"
+if at_length; then
+    suite tensorflow-4 ranks --gloo -np 4 -- tests/parallel/tensorflow/test_parity.py -k "not eager"
+fi
 KERAS_BACKEND=tensorflow suite keras-tensorflow-1 one tests/parallel/keras/test_parity.py
 KERAS_BACKEND=tensorflow suite keras-tensorflow ranks --gloo -np 2 -- tests/parallel/keras
 KERAS_BACKEND=torch suite keras-torch-1 one tests/parallel/keras/test_parity.py
 KERAS_BACKEND=torch suite keras-torch ranks --gloo -np 2 -- tests/parallel/keras
-KERAS_BACKEND=tensorflow suite keras-tensorflow-4 ranks --gloo -np 4 -- tests/parallel/keras/test_parity.py
-KERAS_BACKEND=torch suite keras-torch-4 ranks --gloo -np 4 -- tests/parallel/keras/test_parity.py
+if at_length; then
+    KERAS_BACKEND=tensorflow suite keras-tensorflow-4 ranks --gloo -np 4 -- tests/parallel/keras/test_parity.py
+    KERAS_BACKEND=torch suite keras-torch-4 ranks --gloo -np 4 -- tests/parallel/keras/test_parity.py
+fi
 suite integration one tests/integration
 
 for name in "${asked[@]}"; do
