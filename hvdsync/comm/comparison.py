@@ -87,7 +87,7 @@ def listed(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-def installation(framework: str) -> dict[str, str]:
+def installation(framework: str) -> str:
     """The versions that ranks must share; ``framework`` is ``torch`` or ``tensorflow``."""
     versions = {"Python": ".".join(platform.python_version_tuple()[:2]), "hvdsync": __version__}
     for package in (framework, "keras", "horovod"):
@@ -98,7 +98,7 @@ def installation(framework: str) -> dict[str, str]:
             except metadata.PackageNotFoundError:
                 continue
             break
-    return versions
+    return ", ".join(f"{package} {version}" for package, version in versions.items())
 
 
 def note(fact: str, value: Any) -> None:

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from hvdsync.comm import world
+from hvdsync.comm import clock, world
 from hvdsync.comm.communicator import Communicator, ReduceOp
-from hvdsync.comm.comparison import installation, require_equal
+from hvdsync.comm.comparison import installation, note
 from hvdsync.comm.launch import LaunchInfo, detect
-from hvdsync.errors import HorovodMissing, LaunchError, RankMismatch
+from hvdsync.errors import HorovodMissing, LaunchError
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +102,7 @@ class HorovodCommunicator(Communicator):
     def _group(self, group: Any) -> Any:
         return self._hvd.global_process_set if group is None else group
 
+    @clock.spend("stalled")
     def allreduce(
         self, array: np.ndarray, op: ReduceOp, name: str, group: Any = None
     ) -> np.ndarray:
@@ -110,18 +111,21 @@ class HorovodCommunicator(Communicator):
         )
         return self._to_array(result)
 
+    @clock.spend("stalled")
     def allgather(self, array: np.ndarray, name: str, group: Any = None) -> np.ndarray:
         result = self._hvd.allgather(
             self._to_tensor(array), name=name, process_set=self._group(group)
         )
         return self._to_array(result)
 
+    @clock.spend("stalled")
     def broadcast(self, array: np.ndarray, root: int, name: str, group: Any = None) -> np.ndarray:
         result = self._hvd.broadcast(
             self._to_tensor(array), root, name=name, process_set=self._group(group)
         )
         return self._to_array(result)
 
+    @clock.spend("stalled")
     def barrier(self, group: Any = None) -> None:
         if hasattr(self._hvd, "barrier"):
             self._hvd.barrier(process_set=self._group(group))
@@ -152,9 +156,7 @@ def start(framework: str, *args: Any, **kwargs: Any) -> None:
     Further arguments are those of Horovod's ``init``.
 
     Raises :class:`LaunchError` when the launcher started more ranks than Horovod can see, as it
-    happens when the launcher speaks MPI and Horovod was built without it; and
-    :class:`RankMismatch` on every rank when versions of Python, Horovod, hvdsync or the framework
-    differ between ranks.
+    happens when the launcher speaks MPI and Horovod was built without it.
     """
     hvd = load(framework)
     launch = detect()
@@ -164,12 +166,8 @@ def start(framework: str, *args: Any, **kwargs: Any) -> None:
     if launch is not None and not launch.elastic:
         _refuse_a_world_that_differs(launch, communicator, hvd)
     world.activate(communicator)
-    if launch is None or not launch.elastic:
-        try:
-            require_equal("installed versions", installation(framework), "Install the same ones")
-        except RankMismatch:
-            stop(framework)
-            raise
+    # Compared later: TensorFlow's devices can be chosen after init, until its first operation.
+    note("installed versions", installation(framework))
     logger.debug("rank %d of %d is up", communicator.rank, communicator.size)
 
 
