@@ -1,31 +1,52 @@
-"""``Guard``: called once per step, it compares replicas every so many steps, and ends or mends.
+"""``Guard``: what is done when gradients are not finite, or replicas differ; the same on all ranks.
 
-How state is listed, and how it is spread from one rank, comes in from a front door.
+What ranks found in their gradients, and how state is listed and spread, comes in from elsewhere.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from hvdsync.comm import verbs, world
-from hvdsync.guard import replicas
+from hvdsync.errors import NonFiniteGradient
+from hvdsync.guard import nonfinite, replicas
 from hvdsync.guard.fingerprints import Entry, without
 
 logger = logging.getLogger(__name__)
 
 
+# A run that skips, or only warns, may do so at every step from some point on.
+_TOLD_ALWAYS = 10
+_TOLD_EVERY = 100
+_MOST_BATCHES = 64
+
+
 class Guard:
-    """Compares replicas while they train, and ends the run or mends them when they differ.
+    """Judges gradients before each update and compares replicas while they train.
 
     Arguments:
-        every: compare at every so many calls of :meth:`check`; the cost of a comparison is about
-            that of reading model and optimizer state once.
+        every: compare replicas at every so many calls of :meth:`check`; a comparison costs about
+            as much as reading model and optimizer state once.
+        on_nonfinite: what happens when a gradient is NaN or infinite on any rank, or their sum
+            over ranks is. Every rank comes to the same verdict, before the update. ``"raise"``
+            raises ``NonFiniteGradient``, which names the ranks, the step, the first bad tensor,
+            how much of it is bad, and whether the input was. ``"skip"`` leaves the step out and
+            counts it in :attr:`skipped`: weights and optimizer state stay as they are. ``"warn"``
+            makes the update all the same. With the last two rank 0 logs a warning.
         on_divergence: ``"raise"`` raises ``ReplicaMismatch`` on every rank. ``"repair"`` gives
             every rank the model and optimizer state of the lowest rank of the majority, and rank
             0 logs a warning that names tensor and ranks.
         ignore: shell patterns of names that are not compared, such as ``"*running_*"``.
+
+    Gradients are judged for optimizers that were distributed with this guard; a step that a scaler
+    of mixed precision leaves out is not judged. Attributes: ``skipped`` counts steps left out,
+    ``repairs`` repairs; ``steps_before`` is added to the step that a report names (the steps of the
+    run that this one resumes); ``failure`` is the last ``NonFiniteGradient``.
 
     Raises ``ValueError`` for other values.
     """
@@ -33,31 +54,95 @@ class Guard:
     def __init__(
         self,
         every: int = 100,
+        on_nonfinite: Literal["raise", "skip", "warn"] = "raise",
         on_divergence: Literal["raise", "repair"] = "raise",
         *,
         ignore: Sequence[str] = (),
     ) -> None:
         if every < 1:
             raise ValueError(f"Guard: every is {every}, expected a number of steps from 1 up")
+        if on_nonfinite not in ("raise", "skip", "warn"):
+            raise ValueError(
+                f"Guard: on_nonfinite is {on_nonfinite!r}, expected 'raise', 'skip' or 'warn'"
+            )
         if on_divergence not in ("raise", "repair"):
             raise ValueError(
                 f"Guard: on_divergence is {on_divergence!r}, expected 'raise' or 'repair'"
             )
         self.every = every
+        self.on_nonfinite = on_nonfinite
         self.on_divergence = on_divergence
         self.ignore = ignore
         self.repairs = 0
+        self.skipped = 0
+        self.steps_before = 0
+        self.failure: NonFiniteGradient | None = None
+        self._nonfinite = 0
         self._calls = 0
+        self._batches: deque[Any] = deque(maxlen=_MOST_BATCHES)
+        self._losses: deque[Any] = deque(maxlen=_MOST_BATCHES)
+
+    def watch(self, *batch: Any, loss: Any = None) -> None:
+        """Show what the next step is computed from, on this rank; nothing travels.
+
+        A report then says whether ``batch`` (arrays or tensors, nested as they are) was NaN or
+        infinite already; it is looked at for no other purpose. A ``loss`` that is not finite
+        counts as a gradient that is not, also where its gradient happens to be finite. To be called
+        before the gradients are computed.
+        """
+        if batch:
+            self._batches.append(batch)
+        if loss is not None:
+            self._losses.append(loss)
+
+    def _forget(self) -> None:
+        """What was shown belongs to a step that is over."""
+        self._batches.clear()
+        self._losses.clear()
+
+    def _judge(self, rows: np.ndarray, tensors: Sequence[nonfinite.Watched], step: int) -> bool:
+        """Whether the update is to be made, from all ranks' rows; alike on all of them.
+
+        See :func:`hvdsync.guard.nonfinite.report`. Raises :class:`NonFiniteGradient`.
+        """
+        report = nonfinite.report(rows, tensors)
+        if report is None:
+            return True
+        text = f"step {step + self.steps_before}: {report.text}"
+        if self.on_nonfinite == "raise":
+            self.failure = NonFiniteGradient(
+                f"rank {verbs.rank()} of {verbs.size()}: {text}. No rank made the update. "
+                f'{report.advice}; Guard(on_nonfinite="skip") leaves such steps out'
+            )
+            raise self.failure
+        self._nonfinite += 1
+        outcome = "the update is made all the same"
+        if self.on_nonfinite == "skip":
+            self.skipped += 1
+            outcome = f"the step is left out on all ranks, {self.skipped:,} so far"
+        often = self._nonfinite > _TOLD_ALWAYS and self._nonfinite % _TOLD_EVERY
+        if verbs.rank() == 0 and not often:
+            logger.warning("%s; %s. %s", text, outcome, report.advice)
+        return self.on_nonfinite == "warn"
 
     def _check(
         self, list_entries: Callable[[], Sequence[Entry]], spread: Callable[[int], None]
     ) -> bool:
-        """Count a step and, when it is due, compare; True when ``spread(source)`` mended replicas.
+        """Count a call; see :meth:`_compare`."""
+        self._calls += 1
+        return self._compare(self._calls, list_entries, spread)
+
+    def _compare(
+        self,
+        step: int,
+        list_entries: Callable[[], Sequence[Entry]],
+        spread: Callable[[int], None],
+    ) -> bool:
+        """Compare if this step is due for it; True when ``spread(source)`` mended replicas.
 
         ``spread`` raises on every rank where it cannot make them equal.
         """
-        self._calls += 1
-        if self._calls % self.every or world.current().size == 1:
+        if step % self.every or world.current().size == 1:
             return False
 
         def entries() -> list[Entry]:
@@ -71,7 +156,7 @@ class Guard:
         if verbs.rank() == 0:
             logger.warning(
                 "step %d: %s; every rank is given the state of rank %d",
-                self._calls,
+                step + self.steps_before,
                 difference.text,
                 difference.source,
             )

@@ -28,7 +28,7 @@ class GuardCallback(DistributedCallback):
         ignore: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        self.guard = Guard(every, on_divergence, ignore=ignore)
+        self.guard = Guard(every, on_divergence=on_divergence, ignore=ignore)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.guard.check(self.model)

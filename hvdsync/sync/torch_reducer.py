@@ -41,6 +41,17 @@ class Wire:
         self.waited_seconds = 0.0
         self.collectives = 0
         self._predivide = gradient_predivide_factor
+        self._largest: dict[Any, float] = {}
+
+    def safe_norm(self, dtype: Any) -> float:
+        """Below this norm of each rank's tensor no element of what travels for it can overflow."""
+        largest = self._largest.get(dtype)
+        if largest is None:
+            torch = self.torch
+            wire, _ = self.compression.compress(torch.empty(0, dtype=dtype))
+            largest = torch.finfo(torch.float32 if wire.dtype is torch.bfloat16 else wire.dtype).max
+            self._largest[dtype] = largest = largest * min(1.0, self._predivide)
+        return largest / self.process_set.size()
 
     def send(self, flat: Any, name: str) -> tuple[Any, Any]:
         """Start the reduction of a flat tensor; the tensor must stay untouched until receive."""
@@ -103,9 +114,10 @@ class Wire:
 class FlatBucket:
     """One contiguous buffer for the gradients of several parameters, and its flight.
 
-    Behind the gradients the buffer carries two flags for each: whether this rank had a gradient
-    and whether it was sparse. Reduced with the rest, they tell every rank, at no further
-    collective, which parameters no rank used and which need a sparse reduction.
+    Behind the gradients the buffer carries two flags for each, whether this rank had a gradient
+    and whether it was sparse, and one for all of them: whether they may not be finite. Reduced with
+    the rest, they tell every rank, at no further collective, which parameters no rank used, which
+    need a sparse reduction, and that a verdict is due.
     """
 
     def __init__(self, torch: Any, bucket: Bucket, tensors: Sequence[Any], label: str) -> None:
@@ -114,7 +126,9 @@ class FlatBucket:
         self.tensors = [tensors[i] for i in bucket.members]
         count = len(self.tensors)
         first = self.tensors[0]
-        self.flat = torch.zeros(bucket.length + 2 * count, dtype=first.dtype, device=first.device)
+        length = bucket.length + 2 * count + 1
+        self.flat = torch.zeros(length, dtype=first.dtype, device=first.device)
+        self.gradients = self.flat[: bucket.length]
         self.views = []
         start = 0
         for tensor, size in zip(self.tensors, bucket.sizes, strict=True):
@@ -122,7 +136,8 @@ class FlatBucket:
             self.views.append(_shaped_like(part, tensor))
             start += size
         self.used = self.flat[start : start + count]
-        self.sparse = self.flat[start + count :]
+        self.sparse = self.flat[start + count : -1]
+        self.suspect = self.flat[-1:]
         self.pending = count
         self.missing: list[int] = []
         self.flight: tuple[Any, Any] | None = None
@@ -142,6 +157,7 @@ class FlatBucket:
             torch._foreach_copy_(targets, sources)
         self.used.fill_(1)
         self.sparse.zero_()
+        self.suspect.zero_()
         for i in missing:
             self.views[i].zero_()
             self.used[i] = 0
@@ -149,6 +165,16 @@ class FlatBucket:
             self.views[i].zero_()
             self.sparse[i] = 1
         self.missing = missing
+
+    def show(self, verdict: Any, keys: Sequence[Any], wire: Wire) -> None:
+        """Have a verdict look at the filled buffer, and pass its suspicion on with it."""
+        limit = wire.safe_norm(self.flat.dtype)
+        self.suspect.fill_(verdict.look(self.gradients, self.views, keys, limit))
+
+    def show_reduced(self, verdict: Any, keys: Sequence[Any]) -> None:
+        """Have a verdict look at the reduced buffer, where any rank was suspicious."""
+        if float(self.suspect) != 0:
+            verdict.landed(self.views, keys)
 
 
 def _shaped_like(part: Any, tensor: Any) -> Any:
@@ -213,11 +239,18 @@ class ListReducer:
         """Seconds spent waiting for collectives so far."""
         return self._wire.waited_seconds
 
-    def reduce(self, gradients: Sequence[Any | None], variables: Sequence[Any]) -> list[Any | None]:
+    def reduce(
+        self,
+        gradients: Sequence[Any | None],
+        variables: Sequence[Any],
+        verdict: Any = None,
+        keys: Sequence[Any] | None = None,
+    ) -> list[Any | None]:
         """The reduced gradients, as views that the next call overwrites.
 
         ``variables`` (tensors) stand for gradients that are None here; where they are None on
-        every rank they stay None. All ranks give lists of equal length and shapes.
+        every rank they stay None. All ranks give lists of equal length and shapes. A ``verdict``
+        (``hvdsync.guard.torch_nonfinite``) is shown the buffers; there ``keys`` name gradients.
         """
         wire = self._wire
         torch = wire.torch
@@ -235,10 +268,14 @@ class ListReducer:
             owners = [[self._order[m] for m in bucket.members] for bucket in self._buckets]
             for bucket, owner in zip(self._buckets, owners, strict=True):
                 bucket.fill(torch, [gradients[i] for i in owner])
+                if verdict is not None and keys is not None:
+                    bucket.show(verdict, [keys[i] for i in owner], wire)
                 bucket.flight = wire.send(bucket.flat, bucket.label)
             for bucket, owner in zip(self._buckets, owners, strict=True):
                 assert bucket.flight is not None
                 wire.receive(bucket.flat, *bucket.flight)
+                if verdict is not None and keys is not None:
+                    bucket.show_reduced(verdict, [keys[i] for i in owner])
                 for slot, i in enumerate(owner):
                     if gradients[i] is not None or float(bucket.used[slot]) > 0:
                         result[i] = bucket.views[slot]

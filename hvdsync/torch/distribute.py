@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +16,9 @@ from hvdsync.torch.functions import (
 )
 from hvdsync.torch.optimizer import DistributedOptimizer
 
+if TYPE_CHECKING:
+    from hvdsync.torch.guard import Guard
+
 
 def distribute(
     model: torch.nn.Module,
@@ -25,6 +28,7 @@ def distribute(
     update: Any = None,
     compression: Any = Compression.none,
     accumulate: int = 1,
+    guard: Guard | None = None,
     **options: Any,
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """Make replicas equal and keep them so: broadcast from rank 0, average gradients after.
@@ -42,6 +46,9 @@ def distribute(
         compression: what travels in place of gradients; ``Compression.none`` or ``.fp16``.
         accumulate: micro-batches per optimizer step. Their gradients are averaged, and a shorter
             last step of an epoch has its true average.
+        guard: a :class:`Guard`, which then judges the gradients before each update and compares
+            replicas after every ``guard.every``-th. It sees what the model is called with, to tell
+            whether that was bad already. ``optimizer.step()`` raises what it raises.
         options: further keyword arguments of :func:`DistributedOptimizer`.
 
     Raises ``ValueError`` for an engine or update rule that does not exist, and ``RankMismatch``
@@ -58,11 +65,14 @@ def distribute(
         compression=compression,
         backward_passes_per_step=accumulate,
         average_passes=accumulate > 1,
+        guard=guard,
         **options,
     )
     if not launch.is_elastic():
         broadcast_model(model)
         broadcast_optimizer_state(optimizer, root_rank=0)
+    if guard is not None:
+        guard._attach(model, distributed)
     return model, distributed
 
 

@@ -15,6 +15,7 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 
 from hvdsync.errors import HvdsyncError
+from hvdsync.guard.torch_nonfinite import TorchVerdict
 from hvdsync.sync.buckets import group_positions
 from hvdsync.sync.torch_reducer import FlatBucket, Wire, make_flat_buckets
 
@@ -34,6 +35,8 @@ class GradientReducer:
     (of embeddings) are gathered row by row, or sent densely when ``sparse_as_dense``.
 
     With ``wire`` None (one process) nothing travels and only ``average_passes`` has an effect.
+
+    A ``verdict`` is shown all gradients before they are reduced, and is asked before the update.
     """
 
     def __init__(
@@ -45,8 +48,10 @@ class GradientReducer:
         average_passes: bool = False,
         sparse_as_dense: bool = False,
         groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
+        verdict: TorchVerdict | None = None,
     ) -> None:
         self.passes = passes
+        self.verdict = verdict
         self.wire = wire
         self.reduced = False
         self._delivered = False
@@ -74,6 +79,8 @@ class GradientReducer:
         """Forget accumulated passes, and a backward pass that an exception cut short."""
         self._passes_done = 0
         self._delivered = False
+        if self.verdict is not None:
+            self.verdict.begin()
         if self._pass_is_open:
             self._pass_is_open = False
             try:
@@ -138,6 +145,8 @@ class GradientReducer:
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         if not self._pass_is_open:
             self._open_pass()
+        if self.wire is None and self.verdict is not None:
+            self.verdict.look_alone(parameter, parameter.grad)
         if not self._reduces_this_pass:
             return
         place = self._places.get(parameter)
@@ -158,6 +167,8 @@ class GradientReducer:
         self._pass_is_open = True
         self.reduced = False
         self._passes_done += 1
+        if self.verdict is not None:
+            self.verdict.begin()
         self._reduces_this_pass = (
             self.wire is not None and not self._suspended and self._passes_done >= self.passes
         )
@@ -183,6 +194,8 @@ class GradientReducer:
             bucket.fill(torch, [self._dense_gradient(p) for p in bucket.tensors])
             if self._average_passes and self._passes_done > 1:
                 bucket.flat.div_(self._passes_done)
+            if self.verdict is not None:
+                bucket.show(self.verdict, bucket.tensors, self.wire)
             bucket.flight = self.wire.send(bucket.flat, bucket.label)
 
     def _land(self, bucket: FlatBucket) -> None:
@@ -213,6 +226,8 @@ class GradientReducer:
         pass, or fewer than ``passes``. Raises ``HvdsyncError`` when there is nothing to reduce.
         """
         if self.wire is None:
+            if self.verdict is not None:
+                self.verdict.look_at_rest([(p, p.grad) for p in self._trainable()])
             self._average_locally()
         else:
             try:
@@ -250,6 +265,8 @@ class GradientReducer:
         found_sparse: dict[torch.Tensor, str] = {}
         for bucket in self._buckets:
             self._land(bucket)
+            if self.verdict is not None:
+                bucket.show_reduced(self.verdict, bucket.tensors)
             found_sparse.update(self._deliver(bucket, trainable))
         self._sparse.update(found_sparse)
         for parameter, name in self._sparse.items():
@@ -284,4 +301,9 @@ class GradientReducer:
             gradient = gradient.to_sparse(1)
         if gradient is not None and self._average_passes and self._passes_done > 1:
             gradient = gradient / self._passes_done
-        return wire.reduce_sparse(gradient, parameter.detach(), name)
+        reduced = wire.reduce_sparse(gradient, parameter.detach(), name)
+        if self.verdict is not None:
+            if gradient is not None:
+                self.verdict.look_alone(parameter, gradient)
+            self.verdict.gathered(parameter, reduced)
+        return reduced

@@ -6,6 +6,7 @@ Lists their state under the names of ``state_dict`` and spreads it from one rank
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,39 @@ class Guard(guard.Guard):
             lambda: _entries(model, optimizer, scaler),
             lambda root: _spread(root, model, optimizer, scaler),
         )
+
+    def _attach(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """See the model's inputs from now on, and compare replicas after the optimizer's steps."""
+        steps = 0
+
+        def after_step(*_: Any) -> None:
+            nonlocal steps
+            steps += 1
+            self._compare(
+                steps,
+                lambda: _entries(model, optimizer, None),
+                lambda root: _spread(root, model, optimizer, None),
+            )
+
+        optimizer.register_step_post_hook(after_step)
+        model.register_forward_pre_hook(_ShowInput(self), with_kwargs=True)
+
+
+class _ShowInput:
+    """Shows a guard what a model is called with, where gradients will be computed from it."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # A compiler would take what happens here into its graph.
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self._guard.watch(args, kwargs)
+
+    def __reduce__(self) -> Any:
+        # A copied or pickled model sees nothing and needs no hvdsync: what takes three arguments
+        # and does nothing, in every Python.
+        return getattr, (nullcontext(), "__exit__")
 
 
 def _spread(root: int, model: torch.nn.Module, optimizer: Any, scaler: Any) -> None:

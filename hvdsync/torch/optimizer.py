@@ -14,6 +14,8 @@ import torch
 
 from hvdsync.comm import launch, verbs
 from hvdsync.comm.comparison import noted, require_equal
+from hvdsync.guard.guard import Guard
+from hvdsync.guard.torch_nonfinite import TorchVerdict
 from hvdsync.sync.options import check_gradient_options, option_facts
 from hvdsync.sync.torch_reducer import Wire
 from hvdsync.torch.compression import Compression
@@ -54,6 +56,12 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             object.__setattr__(self, name, value)
         else:
             setattr(self._wrapped, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in self._OWN:
+            object.__delattr__(self, name)
+        else:
+            delattr(self._wrapped, name)
 
     def __repr__(self) -> str:
         return f"Distributed{self._wrapped!r}"
@@ -155,8 +163,9 @@ def _reduce_before_step(reducer: GradientReducer) -> Callable[..., Any]:
         if closure is None:
             if not reducer.reduced:
                 reducer.flush()
+            _judge(optimizer, reducer)
             return None
-        closure = _reduced_closure(closure, reducer)
+        closure = _reduced_closure(closure, reducer, optimizer)
         if len(args) > 1:
             return (args[0], closure, *args[2:]), kwargs
         return args, {**kwargs, "closure": closure}
@@ -164,13 +173,28 @@ def _reduce_before_step(reducer: GradientReducer) -> Callable[..., Any]:
     return before_step
 
 
-def _reduced_closure(closure: Callable[[], Any], reducer: GradientReducer) -> Callable[[], Any]:
+def _judge(optimizer: torch.optim.Optimizer, reducer: GradientReducer) -> None:
+    """Have the guard look at what the optimizer is about to use."""
+    # A fused optimizer is called by a scaler at every step, and told of those to be left out.
+    left_out = getattr(optimizer, "found_inf", None)
+    if reducer.verdict is None or (left_out is not None and float(left_out) > 0):
+        return
+    if not reducer.verdict.to_be_applied():
+        # Without a gradient nothing changes: no weight, no momentum, no count of steps.
+        for _, parameter in reducer.parameters():
+            parameter.grad = None
+
+
+def _reduced_closure(
+    closure: Callable[[], Any], reducer: GradientReducer, optimizer: torch.optim.Optimizer
+) -> Callable[[], Any]:
     def evaluate() -> Any:
         reducer.reset()
         reducer.reduced = False
         loss = closure()
         if not reducer.reduced:
             reducer.flush()
+        _judge(optimizer, reducer)
         if loss is None or reducer.wire is None:
             return loss
         local = torch.as_tensor(loss).detach()
@@ -201,6 +225,7 @@ def DistributedOptimizer(
     process_set: Any = hvd.global_process_set,
     *,
     average_passes: bool = False,
+    guard: Guard | None = None,
 ) -> torch.optim.Optimizer:
     """An optimizer that averages gradients over ranks (stands for Horovod's of the same name).
 
@@ -224,10 +249,12 @@ def DistributedOptimizer(
         process_set: the ranks among which to reduce.
         average_passes: divide by the number of backward passes that were accumulated, so that a
             shorter last step of an epoch has its true average.
+        guard: judges gradients before each update; see ``on_nonfinite`` of :class:`Guard`.
 
     On the wire: one all-reduce per bucket, its gradients and two flags for each of them.
-    Raises ``ValueError`` for names that are missing or doubled, and :class:`RankMismatch` on
-    every rank when names, shapes or dtypes differ between ranks.
+    Raises ``ValueError`` for names that are missing or doubled and for a guard with ``hvd.Adasum``,
+    and :class:`RankMismatch` on every rank when names, shapes, dtypes or options differ between
+    ranks. ``step()`` raises what the guard does.
     """
     groups = check_gradient_options(
         averages=op == hvd.Average,
@@ -240,6 +267,8 @@ def DistributedOptimizer(
     names = _names(optimizer, named_parameters)
     elastic = launch.is_elastic()
     alone = verbs.size() == 1 and not elastic
+    if op == hvd.Adasum and guard is not None:
+        raise ValueError("a guard judges averages and sums of gradients; found op=Adasum with it")
     if op == hvd.Adasum and not alone:
         return hvd.DistributedOptimizer(
             optimizer,
@@ -267,6 +296,7 @@ def DistributedOptimizer(
             groups=groups,
             sparse_as_dense=sparse_as_dense,
             average_passes=average_passes,
+            on_nonfinite=None if guard is None else guard.on_nonfinite,
         )
         facts["number of parameters"] = len(parameters())
         for i, (name, p) in enumerate(parameters()):
@@ -280,8 +310,17 @@ def DistributedOptimizer(
             gradient_predivide_factor=gradient_predivide_factor,
             process_set=process_set,
         )
-    if wire is None and not (average_passes and backward_passes_per_step > 1):
+    if wire is None and guard is None and not (average_passes and backward_passes_per_step > 1):
         return _DistributedOptimizer(optimizer, None)
+    verdict = None
+    if guard is not None:
+        verdict = TorchVerdict(
+            torch,
+            guard,
+            "hvdsync" if wire is None else wire.name,
+            lambda: [(p, name, p) for name, p in parameters()],
+            None if wire is None else process_set,
+        )
     reducer = GradientReducer(
         parameters,
         wire,
@@ -289,6 +328,7 @@ def DistributedOptimizer(
         average_passes=average_passes,
         sparse_as_dense=sparse_as_dense,
         groups=groups,
+        verdict=verdict,
     )
     return _DistributedOptimizer(optimizer, reducer)
 
