@@ -60,7 +60,6 @@ def _instead_of(
     return made
 
 
-@functools.cache
 def _both(kind: type[HvdsyncError], other: type[BaseException]) -> Any:
     """A class for who catches hvdsync's error and for who catches the framework's."""
 
@@ -70,7 +69,7 @@ def _both(kind: type[HvdsyncError], other: type[BaseException]) -> Any:
     def text(self: BaseException) -> str:
         return str(self.args[0])
 
-    names = {"__init__": start, "__str__": text, "__module__": kind.__module__}
+    names: dict[str, Any] = {"__init__": start, "__str__": text, "__module__": kind.__module__}
     return type(kind.__name__, (kind, other), names)
 
 

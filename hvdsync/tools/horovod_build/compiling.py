@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hvdsync.errors import BuildError
 from hvdsync.tools.horovod_build.capabilities import cuda_list
-from hvdsync.tools.horovod_build.patches import apply
+from hvdsync.tools.horovod_build.replacement import apply
 from hvdsync.tools.horovod_build.source import unpack
 from hvdsync.tools.horovod_build.toolchain import (
     CUDA_LIST_VARIABLE,

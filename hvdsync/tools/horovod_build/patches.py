@@ -1,31 +1,14 @@
 """The few exact replacements that let Horovod 0.28.1 build and run with today's frameworks.
 
-In: an unpacked source tree and what it is built for. Out: the same tree, mended, or an error that
-names the file whose text is not what was expected.
+In: what Horovod is built for. Out: the replacements for that build.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
-
 from packaging.version import Version
 
-from hvdsync.errors import BuildError
-
-
-@dataclass(frozen=True)
-class Replacement:
-    """Put ``new`` in the place of ``old``, which ``file`` must hold exactly ``count`` times."""
-
-    file: str
-    old: str
-    new: str
-    why: str
-    count: int = 1
-
+from hvdsync.tools.horovod_build.replacement import Replacement
+from hvdsync.tools.horovod_build.reporting import EXPLAINING, LAUNCHING, SPEAKING
 
 #: Keys in ``metadata.json`` under which the answers to the launcher's questions are kept.
 RECORD = "hvdsync"
@@ -68,8 +51,12 @@ def _recorded_answer(ext_base_name, fn_desc):
 def _check_extension_lambda(ext_base_name, fn, fn_desc, verbose):
 '''
 
+
 #: Applied to every build.
 ALWAYS = (
+    *SPEAKING,
+    *LAUNCHING,
+    *EXPLAINING,
     Replacement(
         "CMakeLists.txt",
         "set(CMAKE_CXX_STANDARD 14)",
@@ -208,37 +195,3 @@ def replacements_for(
             why=f"the headers of PyTorch {torch_version} need C++{standard}",
         ),
     )
-
-
-def patch_level(replacements: Iterable[Replacement] | None = None) -> str:
-    """Eight hexadecimal digits that change when any replacement changes."""
-    digest = hashlib.sha256()
-    for item in ALWAYS if replacements is None else replacements:
-        digest.update(repr((item.file, item.old, item.new, item.count)).encode())
-    return digest.hexdigest()[:8]
-
-
-def apply(tree: Path, replacements: Iterable[Replacement]) -> None:
-    """Apply the replacements to the source tree, all or none.
-
-    Raises :class:`BuildError` naming the file when it is missing, or holds a text another number
-    of times than expected; then no file has been changed.
-    """
-    texts: dict[Path, str] = {}
-    for item in replacements:
-        path = tree / item.file
-        if path not in texts:
-            try:
-                texts[path] = path.read_text(encoding="utf-8")
-            except FileNotFoundError:
-                raise BuildError(f"{item.file} is not in the source tree {tree}.") from None
-        found = texts[path].count(item.old)
-        if found != item.count:
-            raise BuildError(
-                f"{item.file}: found {found} times, expected {item.count}: {item.old.strip()!r}. "
-                f"This replacement is needed because {item.why}. The source is not the one that "
-                f"hvdsync was made for."
-            )
-        texts[path] = texts[path].replace(item.old, item.new)
-    for path, text in texts.items():
-        path.write_text(text, encoding="utf-8")

@@ -18,7 +18,8 @@ from importlib import metadata, util
 from pathlib import Path
 
 from hvdsync.errors import BuildError
-from hvdsync.tools.horovod_build.patches import Replacement, patch_level, replacements_for
+from hvdsync.tools.horovod_build.patches import replacements_for
+from hvdsync.tools.horovod_build.replacement import Replacement, patch_level
 from hvdsync.tools.horovod_build.source import HOROVOD_VERSION
 
 FRAMEWORKS = ("torch", "tensorflow")

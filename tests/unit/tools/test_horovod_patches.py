@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from hvdsync.errors import BuildError
-from hvdsync.tools.horovod_build import patches
-from hvdsync.tools.horovod_build.patches import ALWAYS, Replacement, apply, replacements_for
+from hvdsync.tools.horovod_build.patches import ALWAYS, replacements_for
+from hvdsync.tools.horovod_build.replacement import Replacement, apply, patch_level
 from hvdsync.tools.horovod_build.source import SDIST_SHA256, check_sha256, fetch_sdist, unpack
 
 UTIL = """\
@@ -103,12 +103,10 @@ def test_every_replacement_says_why() -> None:
 
 
 def test_the_patch_level_changes_with_any_replacement() -> None:
-    level = patches.patch_level(ALWAYS)
+    level = patch_level(ALWAYS)
     assert len(level) == 8
-    assert patches.patch_level(ALWAYS[:-1]) != level
-    assert patches.patch_level(replacements_for("2.13.0")) != patches.patch_level(
-        replacements_for("2.14.0")
-    )
+    assert patch_level(ALWAYS[:-1]) != level
+    assert patch_level(replacements_for("2.13.0")) != patch_level(replacements_for("2.14.0"))
 
 
 def _patched_util(tmp_path: Path, metadata: dict[str, Any] | None) -> ModuleType:
