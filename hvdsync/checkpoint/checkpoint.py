@@ -20,7 +20,7 @@ from hvdsync.checkpoint.background import Background
 from hvdsync.checkpoint.codec import Codec
 from hvdsync.checkpoint.store import Store
 from hvdsync.checkpoint.verdict import naming, on_every_rank, on_rank_zero
-from hvdsync.comm import world
+from hvdsync.comm import clock, world
 from hvdsync.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -75,6 +75,7 @@ class Checkpoint:
     def _make_codec() -> Codec:
         raise NotImplementedError("import Checkpoint from a front door: hvdsync.torch, ...")
 
+    @clock.spend("checkpoint")
     def save(self, step: int, **state: Any) -> Path | None:
         """Write a checkpoint of ``state`` at ``step``; gives back its folder.
 
@@ -127,6 +128,7 @@ class Checkpoint:
         self._require_metric("best")
         return self._step_of(self._best_whole, "best")
 
+    @clock.spend("checkpoint")
     def wait(self) -> None:
         """Return when no save is in flight; raises on every rank when the last one failed."""
         if self._background is not None:

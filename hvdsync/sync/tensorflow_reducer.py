@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from types import ModuleType
 from typing import Any
 
-from hvdsync.comm import launch, world
+from hvdsync.comm import clock, launch, world
 from hvdsync.errors import HvdsyncError
 from hvdsync.sync.buckets import (
     DEFAULT_FIRST_BYTES,
@@ -85,6 +85,7 @@ class GraphReducer:
         self._eager: dict[Hashable, Callable[..., Any]] = {}
         self._kinds = GradientKinds(tf, hvd, self.process_set, sparse_as_dense)
         self._waited: Any = None
+        clock.include(self)
         # Weak: a tape's reducer outlives the variables that were trained.
         self._last: tuple[list[weakref.ref[Any]], bool] | None = None
         self._without_gradients: dict[Hashable, Callable[[], Any]] = {}

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
+from hvdsync.comm import clock
 from hvdsync.sync.buckets import Bucket, group_positions, plan_buckets
 
 
@@ -39,6 +40,7 @@ class Wire:
         self.op = op
         self.process_set = hvd.global_process_set if process_set is None else process_set
         self.waited_seconds = 0.0
+        clock.include(self)
         self.collectives = 0
         self._predivide = gradient_predivide_factor
         self._largest: dict[Any, float] = {}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hvdsync.comm import world
+from hvdsync.comm import clock, world
 from hvdsync.torch.ops import hvd
 
 
@@ -72,7 +72,8 @@ class _Normalize(torch.autograd.Function):
             variance = mean = input.new_zeros(channels, dtype=torch.float64)
         count = torch.tensor([local_count], dtype=torch.float64, device=input.device)
         mine = torch.cat([mean, variance, count]).unsqueeze(0)
-        everyone = hvd.allgather(mine, name=f"hvdsync.batch_norm.{channels}.statistics")
+        with clock.spend("stalled"):
+            everyone = hvd.allgather(mine, name=f"hvdsync.batch_norm.{channels}.statistics")
         means, variances = everyone[:, :channels], everyone[:, channels:-1]
         counts = everyone[:, -1:]
         total = counts.sum()
@@ -104,7 +105,8 @@ class _Normalize(torch.autograd.Function):
         weight_gradient = (gradient * normal).sum(dims)
         sums = torch.cat([bias_gradient, weight_gradient]).double()
         name = f"hvdsync.batch_norm.{channels}.gradients"
-        means = hvd.allreduce(sums, op=hvd.Sum, name=name) / total
+        with clock.spend("stalled"):
+            means = hvd.allreduce(sums, op=hvd.Sum, name=name) / total
         mean_gradient, mean_product = means.to(normal.dtype).split(channels)
         # Derivative of (x - mean) / std with the mean and std of all ranks together.
         centred = gradient - mean_gradient.view(shape) - normal * mean_product.view(shape)
