@@ -44,6 +44,9 @@ def main(argv: list[str] | None = None) -> NoReturn:
     except AgreedError as error:
         _stop(f"Error: {error}", 1, tell=launch.rank == 0)
     except HvdsyncError as error:
+        from hvdsync.guard.watch import watch
+
+        watch.fail(error)
         _stop(f"Error: {error}", 1)
     except KeyboardInterrupt:
         if launch.rank == 0:
@@ -88,7 +91,7 @@ def train(config: TrainConfig, launch: LaunchInfo) -> int:
         )
         with without_greetings() if config.framework != "torch" else contextlib.nullcontext():
             module = importlib.import_module(worker_module)
-        module.init()
+        module.init(wait_limit=config.wait_limit)
 
     from hvdsync.train.listener import Stopped
     from hvdsync.train.runs import run, run_elastically

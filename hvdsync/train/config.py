@@ -120,6 +120,17 @@ class TrainConfig:
             "Steps between the points that an elastic run goes back to.", WORKERS, minimum=1
         ),
     )
+    wait_limit: float | None = field(
+        default=None,
+        metadata=about(
+            "Seconds that workers may wait for one that does not come; all then report and end. "
+            "0: for ever.",
+            WORKERS,
+            minimum=0,
+            metavar="SECONDS",
+            shown_default="600",
+        ),
+    )
     device: Literal["auto", "cpu", "cuda"] = field(
         default="auto",
         metadata=about("Where to compute; each worker takes the GPU of its local rank.", WORKERS),

@@ -7,9 +7,10 @@ has its reason, or rank 0 calls a collective of its own.
 import os
 import signal
 import sys
-import time
 
 import numpy as np
+
+from hvdsync.errors import StalledRank
 
 framework, reason = sys.argv[1:3]
 if framework == "keras":
@@ -56,7 +57,7 @@ def misbehave():
     if reason == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     if reason == "finish":
-        sys.exit()
+        sys.exit(0)
     if reason == "spin":
         spin()
 
@@ -65,14 +66,13 @@ def main():
     hvd.init()
     last = hvd.size() - 1
     for step in range(6):
-        if step == 3 and hvd.rank() == last:
-            misbehave()
         if step == 3 and reason == "condition":
             if hvd.rank() == 0:
                 reduce("of rank 0 alone")
-            time.sleep(0.1)
-        if not (step == 3 and reason == "skip" and hvd.rank() == last):
-            reduce(f"loss {step}")
+        elif step == 3 and hvd.rank() == last:
+            misbehave()
+            continue
+        reduce(f"loss {step}")
     hvd.shutdown()
 
 
@@ -80,8 +80,9 @@ if reason == "catch":
     reason = "spin"
     try:
         main()
-    except hvd.errors.StalledRank as error:
-        print("caught", error, len(error.report))
+    except StalledRank as error:
+        print("caught", type(error).__name__, error)
+        print(error.report)
         sys.exit(7)
 else:
     main()

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from hvdsync.guard.watch.stacks import Frame, is_users
 
 _ASK_RANK = ("rank", "local_rank", "cross_rank", "get_rank")
+# One answer for all ranks, whatever each of them asked.
+_AGREE = ("agree_any", "agree_all")
 
 
 @dataclass(frozen=True)
@@ -77,15 +79,16 @@ def _is_for_some_ranks(node: ast.AST, line: int) -> bool:
     return False
 
 
-def _asks_rank(test: ast.expr) -> bool:
-    if _calls(test, _ASK_RANK):
+def _asks_rank(test: ast.AST) -> bool:
+    if isinstance(test, ast.Call) and _name(test.func) in _AGREE:
+        return False
+    if isinstance(test, ast.Call) and _name(test.func) in _ASK_RANK:
         return True
-    compared = [n for n in ast.walk(test) if isinstance(n, ast.Compare)]
-    return any(
-        "rank" in _name(part).lower()
-        for comparison in compared
-        for part in (comparison.left, *comparison.comparators)
-    )
+    if isinstance(test, ast.Compare):
+        parts = (test.left, *test.comparators)
+        if any("rank" in _name(part).lower() for part in parts):
+            return True
+    return any(map(_asks_rank, ast.iter_child_nodes(test)))
 
 
 def _calls(expression: ast.expr, names: Sequence[str]) -> bool:

@@ -116,7 +116,7 @@ class Member:
         """
         with self._changed:
             cause = self._cause()
-            if cause is not None and cause.how == "raised":
+            if cause is not None:
                 self._changed.wait_for(lambda: cause.rank in self._gone, _GONE_SECONDS)
 
     def let_collectives_end(self) -> None:
