@@ -73,6 +73,18 @@ def _both(kind: type[HvdsyncError], other: type[BaseException]) -> Any:
     return type(kind.__name__, (kind, other), names)
 
 
+class explained:
+    """Context out of which errors of collectives come as :func:`explain` has them."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        own = explain(error) if isinstance(error, Exception) else None
+        if own is not None:
+            raise own from None
+
+
 class Explained:
     """A module of operations whose errors come out as :func:`explain` has them."""
 
@@ -86,13 +98,8 @@ class Explained:
 
         @functools.wraps(operation)
         def run(*args: Any, **kwargs: Any) -> Any:
-            try:
+            with explained():
                 return operation(*args, **kwargs)
-            except Exception as error:
-                own = explain(error)
-                if own is None:
-                    raise
-                raise own from None
 
         # Found at once from now on.
         setattr(self, name, run)

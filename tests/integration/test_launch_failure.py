@@ -120,9 +120,9 @@ def work(fails):
     return int(os.environ["HOROVOD_RANK"])
 
 if __name__ == "__main__":
-    print(horovod.run(work, args=(False,), np=2))
+    print(horovod.run(work, args=(False,), np=2, use_gloo=True))
     try:
-        horovod.run(work, args=(True,), np=2)
+        horovod.run(work, args=(True,), np=2, use_gloo=True)
     except RuntimeError as error:
         print(error)
 """
@@ -157,9 +157,29 @@ def test_the_launcher_works_where_hvdsync_is_not_installed(tmp_path):
     assert "Process name: 1\nExit code: 3" in result.stderr
 
 
-def test_over_mpi_the_exit_code_is_the_failing_rank_s_and_its_name_comes_last(tmp_path):
+@pytest.mark.parametrize(
+    ("way", "code", "last"),
+    [
+        ("exit", 3, "horovodrun: rank 1 wrote nothing to its stderr"),
+        ("raise", 1, "  ValueError: of rank 1"),
+        ("segfault", 139, "horovodrun: rank 1 wrote nothing to its stderr"),
+    ],
+)
+def test_over_mpi_too_the_failing_rank_gives_exit_code_and_last_words(way, code, last, tmp_path):
     if shutil.which("mpirun", path=environment()["PATH"]) is None:
         pytest.skip("there is no mpirun")
-    start = ["horovodrun", "--mpi", "-np", "2", sys.executable, RANK, "exit"]
-    result = run(start, tmp_path)
-    assert result.returncode == 3, result.stderr
+    result = run(["horovodrun", "--mpi", "-np", "2", sys.executable, RANK, way], tmp_path)
+    assert result.returncode == code, result.stderr
+    assert "horovodrun: rank 1 of 2 failed first: " in result.stderr
+    assert result.stderr.splitlines()[-1] == last
+
+
+def test_over_mpi_too_a_signal_to_the_launcher_reaches_the_ranks(tmp_path):
+    if shutil.which("mpirun", path=environment()["PATH"]) is None:
+        pytest.skip("there is no mpirun")
+    start = ["horovodrun", "--mpi", "-np", "2", sys.executable, RANK, "note"]
+    with started(start, tmp_path) as process:
+        for rank in (0, 1):
+            wait_for((tmp_path / f"ready-{rank}").exists, process, f"rank {rank} is up")
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(SECONDS) == 0, (tmp_path / "output").read_text()
