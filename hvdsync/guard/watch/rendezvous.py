@@ -6,16 +6,12 @@ Horovod's own operations cannot carry it: in TensorFlow they would start its run
 from __future__ import annotations
 
 import ctypes
-import http.client
 import itertools
 import json
-import logging
 import os
-import time
-from collections.abc import Mapping
 from typing import Any
 
-logger = logging.getLogger(__name__)
+from hvdsync.comm import launcher_store
 
 _SECONDS = 20.0
 _MOST_BYTES = 4096
@@ -34,39 +30,9 @@ def tell_all(basics: Any, rank: int, size: int, said: dict[str, Any] | None) -> 
     if basics.mpi_enabled():
         received = _broadcast_over_mpi(basics, rank, size, payload)
     else:
-        received = _pass_through_store(os.environ, rank, f"world-{world}", payload)
+        key = f"{_SCOPE}/world-{world}"
+        received = launcher_store.pass_on(os.environ, rank, key, payload, seconds=_SECONDS)
     return None if received is None else json.loads(received)
-
-
-def _pass_through_store(
-    environ: Mapping[str, str], rank: int, key: str, payload: bytes
-) -> bytes | None:
-    address = environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
-    port = environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT")
-    if address is None or port is None:
-        return None
-    deadline = time.monotonic() + _SECONDS
-    while time.monotonic() < deadline:
-        # Not through urllib, which may take a proxy's address from the environment.
-        connection = http.client.HTTPConnection(address, int(port), timeout=_SECONDS)
-        try:
-            if rank == 0:
-                connection.request("PUT", f"/{_SCOPE}/{key}", payload)
-            else:
-                connection.request("GET", f"/{_SCOPE}/{key}")
-            response = connection.getresponse()
-            body = response.read() if response.status == 200 else b""
-        except (OSError, http.client.HTTPException) as error:
-            logger.debug("rank %d: the launcher's store does not answer: %s", rank, error)
-            return None
-        finally:
-            connection.close()
-        if rank == 0:
-            return payload
-        if body:
-            return body
-        time.sleep(0.05)
-    return None
 
 
 def _broadcast_over_mpi(basics: Any, rank: int, size: int, payload: bytes) -> bytes | None:
