@@ -1,45 +1,16 @@
 """Ranks of which one does not come to a collective, for the reason that it is told.
 
-waiting_rank.py FRAMEWORK REASON: steps with one all-reduce each; from the third on the last rank
-has its reason, or rank 0 calls a collective of its own.
+waiting_rank.py FRAMEWORK REASON: six steps with one reduction each; in the fourth the last rank has
+its reason, or rank 0 calls a collective of its own. Keras's steps are those of ``fit``.
 """
 
 import os
 import signal
 import sys
 
-import numpy as np
-
 from hvdsync.errors import StalledRank
 
 framework, reason = sys.argv[1:3]
-if framework == "keras":
-    import keras
-
-    framework = keras.backend.backend()
-    import hvdsync.keras as hvd
-if framework == "torch":
-    import torch
-
-    import hvdsync.torch as ops
-
-    def tensor(array):
-        return torch.from_numpy(array)
-else:
-    import tensorflow as tf
-
-    import hvdsync.tensorflow as ops
-
-    def tensor(array):
-        return tf.constant(array)
-
-
-if sys.argv[1] != "keras":
-    hvd = ops
-
-
-def reduce(name):
-    return ops.allreduce(tensor(np.ones(3, np.float32)), name=name)
 
 
 def spin():
@@ -62,27 +33,67 @@ def misbehave():
         spin()
 
 
-def main():
+def torch_steps():
+    import torch
+
+    import hvdsync.torch as hvd
+
+    run(hvd, lambda name: hvd.allreduce(torch.ones(3), name=name))
+
+
+def tensorflow_steps():
+    import tensorflow as tf
+
+    import hvdsync.tensorflow as hvd
+
+    def reduce(name):
+        # In a graph, since TensorFlow's eager operations forget their names.
+        return tf.function(lambda part: hvd.allreduce(part, name=name))(tf.ones(3))
+
+    run(hvd, reduce)
+
+
+def keras_steps():
+    import keras
+    import numpy as np
+
+    import hvdsync.keras as hvd
+
+    class AtTheFourth(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 3 and hvd.rank() == hvd.size() - 1:
+                misbehave()
+
+    hvd.init()
+    model = keras.Sequential([keras.layers.Dense(2)])
+    model.compile(hvd.distribute(keras.optimizers.SGD(0.1)), "mse")
+    x = np.ones((24, 3), np.float32)
+    model.fit(x, x[:, :2], 4, verbose=0, callbacks=[AtTheFourth()])
+    hvd.shutdown()
+
+
+def run(hvd, reduce):
     hvd.init()
     last = hvd.size() - 1
     for step in range(6):
         if step == 3 and reason == "condition":
             if hvd.rank() == 0:
-                reduce("of rank 0 alone")
+                reduce("of_rank_0_alone")
         elif step == 3 and hvd.rank() == last:
             misbehave()
             continue
-        reduce(f"loss {step}")
+        reduce(f"loss_{step}")
     hvd.shutdown()
 
 
+steps = {"torch": torch_steps, "tensorflow": tensorflow_steps, "keras": keras_steps}[framework]
 if reason == "catch":
     reason = "spin"
     try:
-        main()
+        steps()
     except StalledRank as error:
-        print("caught", type(error).__name__, error)
+        print(f"caught {error}")
         print(error.report)
         sys.exit(7)
 else:
-    main()
+    steps()

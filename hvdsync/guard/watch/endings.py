@@ -32,7 +32,10 @@ class Ending:
     def text(self) -> str:
         """What happened, in one sentence without a full stop."""
         if self.how == "raised":
-            return f"rank {self.rank} raised {self.error.splitlines()[0]}"
+            # Of some errors, such as those of traced code, only the last line says what it is.
+            lines = [line.strip() for line in self.error.splitlines() if line.strip()]
+            more = lines[-1:] if lines[0].endswith(":") else []
+            return f"rank {self.rank} raised {' '.join([lines[0], *more[: len(lines) - 1]])}"
         if self.how == "died":
             return (
                 f"rank {self.rank} died without a word (killed, crashed or left by os._exit; the "

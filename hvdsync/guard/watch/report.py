@@ -38,8 +38,10 @@ class Situation:
     silent: Mapping[int, str] | None = None
 
     def waiting(self) -> list[tuple[str, float, list[int], list[int]]]:
-        """(tensor, seconds, ranks that have come, ranks that have not) of what waits, longest
-        first."""
+        """(tensor, seconds, ranks that have come, ranks that have not) of what waits.
+
+        First what only some ranks call, by a condition on the rank, then the longest.
+        """
         came: dict[tuple[int, str], dict[int, float]] = {}
         members: dict[int, list[int]] = {0: list(range(self.size))}
         for rank, record in self.records.items():
@@ -51,7 +53,8 @@ class Situation:
         for (number, name), ranks in came.items():
             absent = sorted(set(members.get(number, members[0])) - ranks.keys())
             found.append((name, max(ranks.values()), sorted(ranks), absent))
-        return sorted(found, key=lambda entry: -entry[1])
+        some = {rank for rank, record in self.records.items() if record.condition is not None}
+        return sorted(found, key=lambda entry: (some.isdisjoint(entry[2]), -entry[1]))
 
     def absent(self) -> list[int]:
         """The ranks that some operation waits for."""

@@ -68,13 +68,15 @@ def _stack(ident: int) -> list[Frame]:
     frame = sys._current_frames().get(ident)
     if frame is None:
         return []
-    lines = traceback.extract_stack(frame)[-_MOST_FRAMES:]
-    return [Frame(f.filename, f.lineno or 0, f.name, f.line or "") for f in lines]
+    lines = traceback.extract_stack(frame)
+    stack = [Frame(f.filename, f.lineno or 0, f.name, f.line or "") for f in lines]
+    # Compilers are deep; the user's own lines are further out.
+    return [*filter(is_users, stack[:-_MOST_FRAMES]), *stack[-_MOST_FRAMES:]]
 
 
 def is_users(frame: Frame) -> bool:
     """Whether the code is neither a package's that is installed, nor Python's, nor ours."""
-    libraries = (_PACKAGE, sysconfig.get_path("stdlib"), "<frozen")
+    libraries = (_PACKAGE, sysconfig.get_path("stdlib"), "<frozen", "<string>")
     return "-packages/" not in frame.file and not frame.file.startswith(libraries)
 
 
