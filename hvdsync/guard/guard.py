@@ -78,6 +78,9 @@ class Guard:
         self.steps_before = 0
         self.failure: NonFiniteGradient | None = None
         self._nonfinite = 0
+        # TensorFlow makes its own error of what a graph raises: a callback raises this one then.
+        self._raises_later = False
+        self._pending: NonFiniteGradient | None = None
         self._calls = 0
         self._batches: deque[Any] = deque(maxlen=_MOST_BATCHES)
         self._losses: deque[Any] = deque(maxlen=_MOST_BATCHES)
@@ -94,6 +97,24 @@ class Guard:
             self._batches.append(batch)
         if loss is not None:
             self._losses.append(loss)
+
+    def _judge_in_graph(
+        self, rows: np.ndarray, tensors: Sequence[nonfinite.Watched], step: int
+    ) -> bool:
+        """As :meth:`_judge`; the error is kept for :meth:`_raise_pending` if that is called."""
+        try:
+            return self._judge(rows, tensors, step)
+        except NonFiniteGradient as error:
+            if not self._raises_later or self._pending is not None:
+                raise
+            self._pending = error
+            return False
+
+    def _raise_pending(self) -> None:
+        error, self._pending = self._pending, None
+        if error is not None:
+            self._raises_later = False
+            raise error
 
     def _forget(self) -> None:
         """What was shown belongs to a step that is over."""

@@ -15,6 +15,8 @@ from hvdsync.comm import verbs, world
 from hvdsync.guard import nonfinite
 from hvdsync.guard.fingerprints import flatten
 from hvdsync.guard.guard import Guard
+from hvdsync.guard.keras_input import input_of_train_step
+from hvdsync.sync.tensorflow_gradients import name_of
 
 
 class TorchVerdict:
@@ -26,7 +28,9 @@ class TorchVerdict:
     with the buffer makes every rank look at the reduced values, and exchange what it has found
     before the update.
 
-    ``tensors`` gives (key, name, tensor) of all gradients in the order of use. On the wire: nothing
+    ``tensors`` gives (key, name, tensor) of all gradients in the order of use; ``find_input`` what
+    they were computed from, if the guard was shown nothing. ``process_set`` is None where nothing
+    is reduced. On the wire: nothing
     of its own but, in a step with a flag, one all-gather of 24 bytes per tensor and rank.
     """
 
@@ -37,12 +41,14 @@ class TorchVerdict:
         name: str,
         tensors: Callable[[], Sequence[tuple[Any, str, Any]]],
         process_set: Any = None,
+        find_input: Callable[[], Any] = lambda: None,
     ) -> None:
         self.guard = guard
         self._torch = torch
         self._name = name
         self._tensors = tensors
         self._process_set = process_set
+        self._find_input = find_input
         self._steps = 0
         self._local: dict[Any, tuple[int, int]] = {}
         self._norms: list[tuple[Sequence[Any], Any]] = []
@@ -69,7 +75,8 @@ class TorchVerdict:
         bad = not float(torch.linalg.vector_norm(flat)) <= limit
         if bad:
             self._count(views, keys)
-        return bad or self._has_bad_loss()
+        # Of this rank alone, and never reduced, are gradients that were looked at before.
+        return bad or bool(self._local) or self._has_bad_loss()
 
     def landed(self, views: Sequence[Any], keys: Sequence[Any]) -> None:
         """Look at a reduced buffer whose flag some rank has set."""
@@ -89,6 +96,11 @@ class TorchVerdict:
         elif not math.isfinite(float(self._torch.linalg.vector_norm(values))):
             self._count([values], [key])
 
+    def look_at_own(self, key: Any, gradient: Any) -> None:
+        """Look at a gradient that stays this rank's, before any buffer is looked at."""
+        if gradient is not None:
+            self._count([_values(gradient)], [key])
+
     def gathered(self, key: Any, gradient: Any) -> None:
         """Look at a sparse gradient that was gathered from all ranks."""
         if gradient is None or not gradient._values().numel():
@@ -103,11 +115,11 @@ class TorchVerdict:
             if gradient is not None and key not in self._seen:
                 self.look_alone(key, gradient)
 
-    def to_be_applied(self) -> bool:
+    def to_be_applied(self, step: Callable[[], int] | None = None) -> bool:
         """Whether the update is to be made; the same on all ranks, and collective after a flag.
 
-        To be asked once per step, when all gradients have arrived. Raises
-        :class:`NonFiniteGradient` on every rank.
+        To be asked once per step, when all gradients have arrived; ``step`` gives its number, where
+        it is not that of the calls. Raises :class:`NonFiniteGradient` on every rank.
         """
         self._steps += 1
         try:
@@ -117,7 +129,8 @@ class TorchVerdict:
             row = self._row(tensors)
             rows = world.current().allgather(row, f"{self._name}.nonfinite", self._process_set)
             watched = [_watched(name, tensor) for _, name, tensor in tensors]
-            return self.guard._judge(rows.reshape(-1, len(row)), watched, self._steps)
+            number = self._steps if step is None else step()
+            return self.guard._judge(rows.reshape(-1, len(row)), watched, number)
         finally:
             self.begin()
             self.guard._forget()
@@ -151,10 +164,11 @@ class TorchVerdict:
                 self._local[key] = found
 
     def _count_input(self) -> tuple[int, int] | None:
-        if not self.guard._batches:
+        batches = list(self.guard._batches) or self._find_input()
+        leaves = [leaf for _, leaf in flatten("", batches) if hasattr(leaf, "dtype")]
+        if not leaves:
             return None
-        leaves = (leaf for _, leaf in flatten("", list(self.guard._batches)))
-        counts = [count(self._torch, leaf) for leaf in leaves if hasattr(leaf, "dtype")]
+        counts = [count(self._torch, leaf) for leaf in leaves]
         return sum(nan for nan, _ in counts), sum(inf for _, inf in counts)
 
     def _has_bad_loss(self) -> Any:
@@ -163,6 +177,48 @@ class TorchVerdict:
             return False
         bad = ~self._torch.isfinite(self._torch.stack([loss.sum() for loss in losses])).all()
         return bool(bad) if bad.device.type == "cpu" else bad
+
+
+class ListVerdict:
+    """The same for a Keras optimizer on PyTorch; see ``hvdsync.sync.keras_optimizer.Verdict``."""
+
+    def __init__(self, torch: Any, guard: Guard) -> None:
+        self.guard = guard
+        self._torch = torch
+
+    def run(
+        self,
+        optimizer: Any,
+        sharing: Any,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        update: Callable[[Sequence[Any]], Any],
+    ) -> None:
+        """Reduce gradients, and call ``update`` with them unless the guard is against it.
+
+        Raises :class:`NonFiniteGradient` on every rank.
+        """
+        reducer = sharing.reducer
+        verdict = TorchVerdict(
+            self._torch,
+            self.guard,
+            reducer.name,
+            lambda: [(i, name_of(v), v.value.detach()) for i, v in enumerate(variables)],
+            reducer.process_set if reducer.active else None,
+            input_of_train_step,
+        )
+        if reducer.active:
+            gradients = reducer.reduce(
+                gradients,
+                variables,
+                local=sharing.local,
+                scale_local=sharing.scale_local,
+                verdict=verdict,
+            )
+        else:
+            verdict.look_at_rest(list(enumerate(gradients)))
+        if verdict.to_be_applied(lambda: int(optimizer.iterations) + 1):
+            update(gradients)
 
 
 def count(torch: Any, values: Any) -> tuple[int, int]:

@@ -126,7 +126,7 @@ def prepare(model: Any) -> None:
     lifted = lift_loss_scaling(keras, model.optimizer)
     if lifted is not model.optimizer:
         model.optimizer = lifted
-        _forget_compiled(model)
+        forget_compiled(model)
     if sharing_of(model.optimizer) is None and model.trainable_variables:
         _refuse_plain_optimizer(model)
     if keras.backend.backend() == "tensorflow" and model.jit_compile:
@@ -137,10 +137,11 @@ def prepare(model: Any) -> None:
                 "which XLA cannot compile; they run as TensorFlow graphs"
             )
         model.jit_compile = False
-        _forget_compiled(model)
+        forget_compiled(model)
 
 
-def _forget_compiled(model: Any) -> None:
+def forget_compiled(model: Any) -> None:
+    """Have Keras make the functions of its steps anew."""
     model.train_function = None
     model.test_function = None
     model.predict_function = None

@@ -10,6 +10,7 @@ from horovod.common.exceptions import HorovodInternalError
 
 from hvdsync.comm import horovod as _horovod
 from hvdsync.comm import world
+from hvdsync.guard.tensorflow_nonfinite import GraphVerdict
 from hvdsync.sync.accumulation import GraphAccumulation
 from hvdsync.sync.compression import tensorflow_compression
 from hvdsync.sync.elastic import tensorflow_lost_rank
@@ -51,6 +52,11 @@ def make_reducer(
         sparse_as_dense=sparse_as_dense,
         groups=groups,
     )
+
+
+def make_verdict(guard: Any) -> Any:
+    """What a guard makes of gradients before each update."""
+    return GraphVerdict(tf, hvd, guard)
 
 
 def make_accumulation(passes: int, average: bool) -> Any:

@@ -11,6 +11,7 @@ from horovod.common.exceptions import HorovodInternalError
 
 from hvdsync.comm import horovod as _horovod
 from hvdsync.comm import world
+from hvdsync.guard.torch_nonfinite import ListVerdict, TorchVerdict
 from hvdsync.sync.accumulation import ListAccumulation
 from hvdsync.sync.buckets import group_positions
 from hvdsync.sync.compression import torch_compression
@@ -57,6 +58,16 @@ class _TorchReducer:
         """Seconds of communication that no computation hid."""
         return self._wire.waited_seconds
 
+    @property
+    def name(self) -> str:
+        """Part of the collectives' names."""
+        return self._wire.name
+
+    @property
+    def process_set(self) -> Any:
+        """The ranks that take part."""
+        return self._wire.process_set
+
     def key(self, variable: Any) -> Hashable:
         """Identity of a variable."""
         return id(variable)
@@ -73,8 +84,12 @@ class _TorchReducer:
         *,
         local: Collection[Hashable] = (),
         scale_local: bool = True,
+        verdict: TorchVerdict | None = None,
     ) -> list[Any]:
-        """Gradients reduced over ranks, in the given order; those in ``local`` stay this rank's."""
+        """Gradients reduced over ranks, in the given order; those in ``local`` stay this rank's.
+
+        ``verdict`` is shown them; there their positions are their keys.
+        """
         if not self.active:
             return list(gradients)
         result = [_strided(gradient) for gradient in gradients]
@@ -85,9 +100,12 @@ class _TorchReducer:
             reducer = self._reducers[is_local] = ListReducer(
                 self._wire, self._positions([sources[i] for i in shared])
             )
-        reduced = reducer.reduce(
-            [result[i] for i in shared], [to_tensor(sources[i]) for i in shared]
-        )
+        if verdict is not None:
+            for i, alone in enumerate(is_local):
+                if alone:
+                    verdict.look_at_own(i, result[i])
+        tensors = [to_tensor(sources[i]) for i in shared]
+        reduced = reducer.reduce([result[i] for i in shared], tensors, verdict, shared)
         for i, gradient in zip(shared, reduced, strict=True):
             result[i] = gradient
         if scale_local:
@@ -128,6 +146,11 @@ def make_reducer(
         process_set=process_set,
     )
     return _TorchReducer(wire, groups)
+
+
+def make_verdict(guard: Any) -> Any:
+    """What a guard makes of gradients before each update."""
+    return ListVerdict(torch, guard)
 
 
 def make_accumulation(passes: int, average: bool) -> Any:

@@ -11,6 +11,7 @@ import keras
 from hvdsync.comm import launch, world
 from hvdsync.comm.comparison import noted, require_equal
 from hvdsync.keras._backend import backend
+from hvdsync.keras.guard import Guard
 from hvdsync.sync.keras_optimizer import Sharing, distribute_optimizer, with_loss_scaling
 from hvdsync.sync.options import check_engine, check_gradient_options, option_facts
 from hvdsync.sync.variables import broadcast_through_host
@@ -35,6 +36,8 @@ def DistributedOptimizer(
     groups: int | Sequence[Sequence[Any]] | None = None,
     process_set: Any = hvd.global_process_set,
     scale_local_gradients: bool = True,
+    *,
+    guard: Guard | None = None,
 ) -> Any:
     """The optimizer, with gradients reduced over ranks before they are applied (Horovod's).
 
@@ -52,6 +55,7 @@ def DistributedOptimizer(
         num_groups, groups: a number of groups, or lists of variables that travel together.
         process_set: ranks among which gradients are reduced.
         scale_local_gradients: divide gradients of local variables by the number of ranks.
+        guard: judges gradients before each update; see ``on_nonfinite`` of :class:`Guard`.
 
     Clipping, gradient accumulation, moving averages and loss scaling of the optimizer work on
     reduced gradients. With one rank it is bit for bit the plain optimizer. Raises ``ValueError``
@@ -80,7 +84,8 @@ def DistributedOptimizer(
         accumulation = backend.make_accumulation(
             backward_passes_per_step, average_aggregated_gradients
         )
-    sharing = Sharing(reducer, accumulation, scale_local_gradients)
+    verdict = None if guard is None else backend.make_verdict(guard)
+    sharing = Sharing(reducer, accumulation, scale_local_gradients, verdict=verdict)
     return distribute_optimizer(keras, with_loss_scaling(keras, optimizer), sharing)
 
 
@@ -131,6 +136,7 @@ def distribute(
     update: Any = None,
     compression: Any = Compression.none,
     accumulate: int = 1,
+    guard: Guard | None = None,
     **options: Any,
 ) -> Any:
     """Make an optimizer data-parallel: ``model.compile(optimizer=hvd.distribute(optimizer))``.
@@ -149,6 +155,10 @@ def distribute(
         compression: ``Compression.none`` or ``.fp16``.
         accumulate: batches per update. Their gradients are averaged, and travel at the last;
             ``optimizer.iterations`` counts updates.
+        guard: a :class:`Guard`, which then judges the gradients before each update. On TensorFlow
+            ``fit`` raises TensorFlow's own error with the text of ``NonFiniteGradient``. A
+            ``callbacks.GuardCallback`` does the same, raises that error itself, and compares
+            replicas too.
         options: further keyword arguments of :func:`DistributedOptimizer`.
 
     Raises ``ValueError`` for an engine or update rule that does not exist; and when the optimizer
@@ -157,7 +167,9 @@ def distribute(
     check_engine(engine, update)
     if accumulate != 1:
         options.update(backward_passes_per_step=accumulate, average_aggregated_gradients=True)
-    distributed = DistributedOptimizer(optimizer, compression=compression, **options)
+    distributed = DistributedOptimizer(optimizer, compression=compression, guard=guard, **options)
+    if guard is not None:
+        options["on_nonfinite"] = guard.on_nonfinite
     if launch.is_elastic():
         return distributed
     facts = option_facts(optimizer, compression=compression, **options)

@@ -59,11 +59,28 @@ class Accumulation(Protocol):
         """Add gradients up; call ``update`` with the sums once per step."""
 
 
+class Verdict(Protocol):
+    """Judges gradients before each update: see ``hvdsync.guard.tensorflow_nonfinite``."""
+
+    guard: Any
+
+    def run(
+        self,
+        optimizer: Any,
+        sharing: Sharing,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        update: Callable[[Sequence[Any]], Any],
+    ) -> None:
+        """Reduce gradients, and call ``update`` with them unless it is not to be made."""
+
+
 class Sharing:
     """What a distributed optimizer holds besides the optimizer's own state.
 
     ``before_build(optimizer, variables)`` is called when the optimizer gets to know its variables,
-    before it makes slots from them.
+    before it makes slots from them. ``verdict`` is a guard's, or None; without
+    one, ``verdict_of_fit`` is that of a callback's guard.
     """
 
     def __init__(
@@ -72,11 +89,14 @@ class Sharing:
         accumulation: Accumulation | None = None,
         scale_local: bool = True,
         before_build: Callable[[Any, Sequence[Any]], None] | None = None,
+        verdict: Verdict | None = None,
     ) -> None:
         self.reducer = reducer
         self.accumulation = accumulation
         self.scale_local = scale_local
         self.before_build = before_build
+        self.verdict = verdict
+        self.verdict_of_fit: Verdict | None = None
         self.local: set[Hashable] = set()
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -219,7 +239,11 @@ def _apply(base: Any, optimizer: Any, grads: Any, trainable_variables: Any) -> A
     grads = list(grads)
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
-    if sharing.accumulation is None and not sharing.reducer.active:
+    verdict = sharing.verdict or sharing.verdict_of_fit
+    if getattr(optimizer, "inner_optimizer", None) is not None:
+        verdict = None  # a loss scaler judges the reduced gradients itself, and makes use of it
+    passes_on = sharing.accumulation is None and not sharing.reducer.active
+    if passes_on and (verdict is None or not grads):
         return base.apply(optimizer, grads, trainable_variables)
     if not grads:
         raise HvdsyncError(
@@ -238,12 +262,18 @@ def _apply(base: Any, optimizer: Any, grads: Any, trainable_variables: Any) -> A
     else:
         variables = trainable_variables
 
-    def update(gradients: Sequence[Any]) -> None:
-        base.apply(optimizer, sharing.reduce(gradients, variables), trainable_variables)
+    def apply(reduced: Sequence[Any]) -> None:
+        base.apply(optimizer, reduced, trainable_variables)
 
+    def update(gradients: Sequence[Any]) -> None:
+        if verdict is None:
+            apply(sharing.reduce(gradients, variables))
+        else:
+            verdict.run(optimizer, sharing, gradients, variables, apply)
+
+    if not optimizer.built and (sharing.accumulation is not None or verdict is not None):
+        optimizer.build(variables)  # its variables cannot be made inside a branch
     if sharing.accumulation is None:
         return update(grads)
-    if not optimizer.built:
-        optimizer.build(variables)  # its variables cannot be made inside a branch
     sharing.accumulation.apply(grads, variables, update)
     return None

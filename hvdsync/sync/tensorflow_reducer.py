@@ -12,8 +12,9 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from types import ModuleType
 from typing import Any
 
-from hvdsync.comm import clock, launch, world
+from hvdsync.comm import clock, failures, launch, world
 from hvdsync.errors import HvdsyncError
+from hvdsync.guard.tensorflow_nonfinite import Look
 from hvdsync.sync.buckets import (
     DEFAULT_FIRST_BYTES,
     DEFAULT_LIMIT_BYTES,
@@ -126,6 +127,43 @@ class GraphReducer:
         gradients = list(gradients)
         if not self.active or not gradients:
             return gradients
+        return self._reduce(gradients, sources, local, scale_local, None)
+
+    def reduce_and_look(
+        self,
+        gradients: Sequence[Any],
+        sources: Sequence[Any],
+        bad_loss: Any,
+        *,
+        local: Collection[Hashable] = (),
+        scale_local: bool = True,
+    ) -> tuple[list[Any], Any, Any]:
+        """As :meth:`reduce`, and what was seen of the gradients before they were reduced.
+
+        That is: whether any of those of any rank, or the loss of any (``bad_loss``, a boolean), may
+        not be finite, and how many elements of each of this rank's are NaN and infinite, as int64
+        (N, 2). The first travels with the gradients.
+        """
+        gradients = list(gradients)
+        if not self.active or not gradients:
+            if not self._tf.executing_eagerly():
+                _refuse_xla(self.name)
+            look = Look(self._tf, len(gradients), bad_loss)
+            there = [i for i, gradient in enumerate(gradients) if gradient is not None]
+            if there:
+                look.at(there, [_tensor(gradients[i]) for i in there])
+            return gradients, look.flag, look.table
+        *reduced, flag, table = self._reduce(gradients, sources, local, scale_local, bad_loss)
+        return reduced, flag, table
+
+    def _reduce(
+        self,
+        gradients: list[Any],
+        sources: Sequence[Any],
+        local: Collection[Hashable],
+        scale_local: bool,
+        bad_loss: Any,
+    ) -> list[Any]:
         tf = self._tf
         keys = [key_of(s) for s in sources]
         is_local = tuple(key in local for key in keys)
@@ -137,18 +175,19 @@ class GraphReducer:
             label = _numbered(tf, label)
         gradients = self._kinds.agree(label, gradients, sources, is_local)
         if not eager:
-            return self._in_graph(gradients, label, is_local, scale_local, groups)
+            return self._in_graph(gradients, label, is_local, scale_local, groups, bad_loss)
         # In eager mode one op waits for the one before it; a function runs them all at once.
         signature = (label, is_local, scale_local, groups)
         function = self._eager.get(signature)
         if function is None:
             function = tf.function(
-                lambda grads: self._in_graph(grads, label, is_local, scale_local, groups),
+                lambda grads, bad: self._in_graph(grads, label, is_local, scale_local, groups, bad),
                 reduce_retracing=True,
                 autograph=False,
             )
             self._eager[signature] = function
-        return list(function(gradients))
+        with failures.explained():
+            return list(function(gradients, bad_loss))
 
     def key(self, variable: Any) -> Hashable:
         """Identity of a variable, as ``local`` of :meth:`reduce` takes it."""
@@ -191,15 +230,20 @@ class GraphReducer:
         is_local: tuple[bool, ...],
         scale_local: bool,
         groups: tuple[tuple[int, ...], ...] | None,
+        bad_loss: Any,
     ) -> list[Any]:
+        """The reduced gradients; behind them what was seen of them, unless ``bad_loss`` is None."""
         tf = self._tf
         _refuse_xla(self.name)
+        look = None if bad_loss is None else Look(tf, len(gradients), bad_loss)
         result = list(gradients)
         dense: list[int] = []
         sparse: list[int] = []
         for i in reversed(range(len(result))):
             if result[i] is None:
                 continue
+            if look is not None and (is_local[i] or isinstance(result[i], tf.IndexedSlices)):
+                look.at([i], [_tensor(result[i])])
             if is_local[i]:
                 result[i] = self._divide(result[i]) if scale_local else result[i]
             elif isinstance(result[i], tf.IndexedSlices):
@@ -209,9 +253,9 @@ class GraphReducer:
         before = [_tensor(result[i]) for i in (*dense, *sparse)]
         for i in sparse:
             result[i] = self._gather(result[i], f"{label}.sparse{i}")
-        self._reduce_dense(result, dense, groups, label)
+        flag = self._reduce_dense(result, dense, groups, label, look)
         self._count_waiting(before, [_tensor(result[i]) for i in (*dense, *sparse)])
-        return result
+        return result if look is None else [*result, flag, look.table]
 
     def _reduce_dense(
         self,
@@ -219,7 +263,12 @@ class GraphReducer:
         dense: list[int],
         groups: tuple[tuple[int, ...], ...] | None,
         label: str,
-    ) -> None:
+        look: Look | None,
+    ) -> Any:
+        """Put reduced tensors into ``result``; gives the flag of all ranks' looks, if there is one.
+
+        It travels behind the gradients of one bucket, of which the other looks are had before.
+        """
         known = [i for i in dense if result[i].shape.is_fully_defined()]
         place = {i: p for p, i in enumerate(known)}
         plan = plan_buckets(
@@ -230,18 +279,67 @@ class GraphReducer:
             groups=groups and [[place[i] for i in group if i in place] for group in groups],
         )
         tf = self._tf
-        for number, bucket in enumerate(plan):
-            members = [known[p] for p in bucket.members]
+        for i in set(dense) - set(known):
+            if look is not None:
+                look.at([i], [result[i]], largest=self._largest(result[i]))
+            result[i] = self._travel(result[i], f"{label}.dynamic{i}")
+        packed = [number for number, bucket in enumerate(plan) if len(bucket.members) > 1]
+        carrier = packed[-1] if packed and look is not None else None
+        flag = None
+        for number in sorted(range(len(plan)), key=lambda number: number == carrier):
+            members = [known[p] for p in plan[number].members]
+            parts, sizes = [result[i] for i in members], plan[number].sizes
             name = f"{label}.bucket{number}"
-            if len(members) == 1:
-                result[members[0]] = self._travel(result[members[0]], name)
-                continue
-            flat = tf.concat([tf.reshape(result[i], [-1]) for i in members], 0)
-            parts = tf.split(self._travel(flat, name), list(bucket.sizes))
+            if number == carrier:
+                assert look is not None
+                look.at(members, parts, largest=self._largest(parts[0]))
+                *parts, flag = self._travel_packed([*parts, look.flag], [*sizes, 1], name)
+            elif len(members) == 1:
+                if look is not None:
+                    look.at(members, parts, largest=self._largest(parts[0]))
+                parts = [self._travel(parts[0], name)]
+            else:
+                looking = None if look is None else (look, members)
+                parts = self._travel_packed(parts, sizes, name, looking)
             for i, part in zip(members, parts, strict=True):
                 result[i] = tf.reshape(part, result[i].shape)
-        for i in set(dense) - set(known):
-            result[i] = self._travel(result[i], f"{label}.dynamic{i}")
+        if look is None:
+            return None
+        if flag is None:
+            flag = self._travel_alone(look.flag, f"{label}.suspect")
+        return tf.reshape(tf.cast(flag, tf.float32) > 0, [])
+
+    def _travel_packed(
+        self,
+        parts: Sequence[Any],
+        sizes: Sequence[int],
+        name: str,
+        looking: tuple[Look, Sequence[int]] | None = None,
+    ) -> list[Any]:
+        tf = self._tf
+        dtype = parts[0].dtype
+        flat = tf.concat([tf.reshape(tf.cast(part, dtype), [-1]) for part in parts], 0)
+        if looking is not None:
+            look, members = looking
+            look.at(members, [flat], sizes, self._largest(flat))
+        return list(tf.split(self._travel(flat, name), list(sizes)))
+
+    def _travel_alone(self, flag: Any, name: str) -> Any:
+        tf, hvd = self._tf, self._hvd
+        number = tf.cast(flag, tf.float32)
+        return allreduce(tf, hvd, number, name, op=hvd.Sum, process_set=self.process_set)
+
+    def _largest(self, tensor: Any) -> Any:
+        """The norm below which the sum over ranks of what travels cannot overflow.
+
+        None where that is so for each finite square of a norm.
+        """
+        tf = self._tf
+        wire, _ = self._compression.compress(tf.zeros([0], tensor.dtype))
+        if wire.dtype != tf.float16:
+            return None
+        ranks = self._hvd.size_op(process_set_id=self.process_set.process_set_id)
+        return wire.dtype.max * min(1.0, self._predivide) / tf.cast(ranks, tf.float32)
 
     def _travel(self, flat: Any, name: str) -> Any:
         wire, ctx = self._compression.compress(flat)
@@ -306,10 +404,10 @@ def _refuse_xla(name: str) -> None:
         if getattr(function, "_jit_compile", None) is True and hasattr(function, "python_function"):
             raise HvdsyncError(
                 f"{name}: gradients are reduced inside a tf.function with jit_compile=True, where "
-                "XLA has no kernel for Horovod's collectives. Leave jit_compile out of the "
-                "function that applies gradients (what it calls may be compiled); in Keras give "
-                "fit() a callback of hvdsync.keras.callbacks, which does so, or "
-                "compile(jit_compile=False)"
+                "XLA has no kernel for Horovod's collectives and for a guard's verdict. Leave "
+                "jit_compile out of the function that applies gradients (what it calls may be "
+                "compiled); in Keras give fit() a callback of hvdsync.keras.callbacks, which does "
+                "so, or compile(jit_compile=False)"
             )
         frame = frame.f_back
 

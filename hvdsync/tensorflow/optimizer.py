@@ -14,12 +14,14 @@ import tensorflow as tf
 from hvdsync.comm import horovod as _horovod
 from hvdsync.comm import launch, world
 from hvdsync.comm.comparison import noted, require_equal
+from hvdsync.guard.tensorflow_nonfinite import GraphVerdict
 from hvdsync.sync.accumulation import GraphAccumulation
 from hvdsync.sync.keras_optimizer import Sharing, distribute_optimizer, with_loss_scaling
 from hvdsync.sync.options import check_engine, check_gradient_options, option_facts
 from hvdsync.sync.tensorflow_reducer import GraphReducer
 from hvdsync.tensorflow.compression import Compression
 from hvdsync.tensorflow.functions import broadcast_variables
+from hvdsync.tensorflow.guard import Guard
 
 hvd = _horovod.load("tensorflow")
 
@@ -40,6 +42,8 @@ def DistributedOptimizer(
     groups: int | Sequence[Sequence[Any]] | None = None,
     process_set: Any = hvd.global_process_set,
     scale_local_gradients: bool = True,
+    *,
+    guard: Guard | None = None,
 ) -> Any:
     """The optimizer, with gradients reduced over ranks before they are applied (Horovod's).
 
@@ -52,6 +56,7 @@ def DistributedOptimizer(
             and applied; ``average_aggregated_gradients`` divides the sum by their number.
         compression, sparse_as_dense, op, gradient_predivide_factor, num_groups, groups,
         process_set, scale_local_gradients: as in :func:`DistributedGradientTape`.
+        guard: judges gradients before each update; see ``on_nonfinite`` of :class:`Guard`.
 
     The result shares all state with the optimizer given, and saves as its class. With one rank it
     is bit for bit the plain optimizer. Raises ``ValueError`` for options that do not go together.
@@ -66,6 +71,10 @@ def DistributedOptimizer(
     if op == hvd.Adasum and average_aggregated_gradients:
         raise ValueError("Adasum does not support average_aggregated_gradients == True")
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        if guard is not None:
+            raise ValueError(
+                f"a guard judges gradients of Keras optimizers, found {type(optimizer).__name__}"
+            )
         return hvd.DistributedOptimizer(
             optimizer,
             name=name,
@@ -96,7 +105,8 @@ def DistributedOptimizer(
     accumulation = None
     if backward_passes_per_step > 1:
         accumulation = GraphAccumulation(tf, backward_passes_per_step, average_aggregated_gradients)
-    sharing = Sharing(reducer, accumulation, scale_local_gradients)
+    verdict = None if guard is None else GraphVerdict(tf, hvd, guard)
+    sharing = Sharing(reducer, accumulation, scale_local_gradients, verdict=verdict)
     return distribute_optimizer(keras, with_loss_scaling(keras, optimizer), sharing)
 
 
@@ -108,6 +118,7 @@ def distribute(
     update: Any = None,
     compression: Any = Compression.none,
     accumulate: int = 1,
+    guard: Guard | None = None,
     **options: Any,
 ) -> tuple[Any, Any]:
     """Make replicas equal and keep them so: broadcast from rank 0, average gradients after.
@@ -127,6 +138,10 @@ def distribute(
         compression: ``Compression.none`` or ``.fp16``.
         accumulate: calls of the optimizer per update. Their gradients are averaged, and travel at
             the last; ``optimizer.iterations`` counts updates.
+        guard: a :class:`Guard`, which then judges the gradients before each update, out of a
+            ``tf.function`` as TensorFlow's own error with the text of ``NonFiniteGradient``. Call
+            its ``watch`` with the batch for it to tell whether that was bad already, and its
+            ``check`` after each step, outside of functions, to have replicas compared.
         options: further keyword arguments of :func:`DistributedOptimizer`.
 
     Raises ``ValueError`` for an engine or update rule that does not exist and for a model without
@@ -141,7 +156,9 @@ def distribute(
         )
     if accumulate != 1:
         options.update(backward_passes_per_step=accumulate, average_aggregated_gradients=True)
-    distributed = DistributedOptimizer(optimizer, compression=compression, **options)
+    distributed = DistributedOptimizer(optimizer, compression=compression, guard=guard, **options)
+    if guard is not None:
+        options["on_nonfinite"] = guard.on_nonfinite
     if world.current().size > 1 and not launch.is_elastic():
         require_equal(
             "the optimizers",
