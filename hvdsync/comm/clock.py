@@ -64,6 +64,11 @@ class spend:
         return marked  # type: ignore[return-value]
 
 
+def add(kind: Kind, seconds: float) -> None:
+    """Count seconds that were measured otherwise."""
+    _spent[kind] += seconds
+
+
 def include(waiting: Waiting) -> None:
     """Take the ``waited_seconds`` of this object in as stalled, for as long as it lives."""
     _counting.add(waiting)

@@ -8,6 +8,7 @@ from hvdsync.checkpoint.preemption import Preemption
 from hvdsync.comm.verbs import *
 from hvdsync.data.sampler import DistributedSampler
 from hvdsync.data.tf_dataset import shard
+from hvdsync.guard.stragglers import Stragglers
 from hvdsync.keras import callbacks, elastic
 from hvdsync.keras._backend import backend as _backend
 from hvdsync.keras.checkpoint import Checkpoint, RandomState

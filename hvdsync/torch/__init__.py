@@ -8,6 +8,7 @@ from typing import Any
 from hvdsync.checkpoint.preemption import Preemption
 from hvdsync.comm.verbs import *
 from hvdsync.data.sampler import DistributedSampler
+from hvdsync.guard.stragglers import Stragglers
 from hvdsync.guard.watch import watch
 from hvdsync.sync.schedule import scale_learning_rate, warmup
 from hvdsync.torch import elastic

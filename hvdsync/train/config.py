@@ -120,6 +120,15 @@ class TrainConfig:
             "Steps between the points that an elastic run goes back to.", WORKERS, minimum=1
         ),
     )
+    straggler_every: int = field(
+        default=100,
+        metadata=about(
+            "Compare where workers' time goes after so many steps, and name the slowest. 0: never.",
+            WORKERS,
+            minimum=0,
+            metavar="STEPS",
+        ),
+    )
     wait_limit: float | None = field(
         default=None,
         metadata=about(

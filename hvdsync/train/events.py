@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hvdsync.guard.straggler_report import StragglerReport
 from hvdsync.train.listener import EpochResult, Listener, RunFacts, Standing, Stopped, Summary
 
 FILE = "events.jsonl"
@@ -18,10 +19,11 @@ _EVERY_STEPS = 20
 class EventLog(Listener):
     """Writes ``events.jsonl`` and TensorBoard's files into ``directory``.
 
-    Each line is an object with ``event`` ("run", "world", "step", "epoch", and "end"
-    or "stopped"),
-    ``time`` (seconds since 1970) and the numbers. A resumed run appends. Steps are every 20th, with
-    rank 0's means of the epoch so far; epochs have the means over all ranks.
+    Each line is an object with ``event`` ("run", "world", "step", "seconds", "straggler", "epoch",
+    and "end" or "stopped"), ``time`` (seconds since 1970) and the numbers. A resumed run appends.
+    Steps are every 20th, with rank 0's means of the epoch so far; epochs have the means over all
+    ranks. "seconds" has, for each step, a list over ranks of what its time was spent on;
+    "straggler" the verdict on a stretch of them. TensorBoard gets means over ranks and 20 steps.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -59,6 +61,25 @@ class EventLog(Listener):
         }
         self._write("step", epoch=self._epoch, step=standing.step, **scalars)
         self._draw("step", scalars, standing.step)
+
+    def compared(self, report: StragglerReport, is_news: bool) -> None:
+        for i, step in enumerate(range(report.first_step, report.last_step + 1)):
+            seconds = {k: values[:, i].round(6).tolist() for k, values in report.seconds.items()}
+            self._write("seconds", step=step, **seconds)
+        self._write(
+            "straggler",
+            first_step=report.first_step,
+            step=report.last_step,
+            rank=report.slowest,
+            excess=report.excess,
+            lost=report.lost,
+            kind=report.kind,
+            text=report.text,
+        )
+        for first in range(report.first_step, report.last_step + 1, _EVERY_STEPS):
+            i = first - report.first_step
+            means = {k: v[:, i : i + _EVERY_STEPS].mean() for k, v in report.seconds.items()}
+            self._draw("seconds", means, min(first + _EVERY_STEPS - 1, report.last_step))
 
     def epoch_ended(self, result: EpochResult) -> None:
         values = asdict(result)

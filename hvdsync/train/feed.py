@@ -5,7 +5,7 @@ All frameworks get the same NumPy batches, in the same order, with a weight for 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,8 @@ class Epoch:
     optimizer step.
 
     With ``augment`` images are shifted at random, each sample by its own noise of this epoch. With
-    ``trained`` the epoch before the sampler's is meant, of which no pass is left.
+    ``trained`` the epoch before the sampler's is meant, of which no pass is left. ``watch`` is
+    given the batches and gives them on, to measure how long they take.
     """
 
     def __init__(
@@ -56,12 +57,14 @@ class Epoch:
         *,
         augment: bool = False,
         trained: bool = False,
+        watch: Callable[[Iterator[Batch]], Iterator[Batch]] = iter,
     ) -> None:
         self.accumulate = accumulate
         self.number = sampler.epoch - trained
         self._dataset = dataset
         self._sampler = sampler
         self._augment = augment
+        self._watch = watch
         self.batch_size = batch_size
         state = sampler.state_dict()
         cursor = sampler.length if trained else state["cursor"]
@@ -107,6 +110,9 @@ class Epoch:
         return self._sampler.state_dict(consumed=sum(self.own_samples[:passes]))
 
     def __iter__(self) -> Iterator[Batch]:
+        return self._watch(self._batches())
+
+    def _batches(self) -> Iterator[Batch]:
         noise = None
         if self._augment and self.passes:
             noise = augmentation.sample_noise(self._sampler.length, self._sampler.seed, self.number)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hvdsync.guard.straggler_report import StragglerReport
 from hvdsync.train.config import TrainConfig
 from hvdsync.train.worker import Tally
 
@@ -106,6 +107,9 @@ class Listener:
     def advanced(self, standing: Standing) -> None:
         """After each backward pass."""
 
+    def compared(self, report: StragglerReport, is_news: bool) -> None:
+        """Where all workers' time went; ``is_news`` when it is worth a line."""
+
     def epoch_ended(self, result: EpochResult) -> None:
         """After evaluation and checkpoint of an epoch."""
 
@@ -136,6 +140,9 @@ class Everyone(Listener):
 
     def advanced(self, standing: Standing) -> None:
         self._tell("advanced", standing)
+
+    def compared(self, report: StragglerReport, is_news: bool) -> None:
+        self._tell("compared", report, is_news)
 
     def epoch_ended(self, result: EpochResult) -> None:
         self._tell("epoch_ended", result)

@@ -15,6 +15,7 @@ from typing import Any
 from hvdsync.checkpoint.preemption import Preemption
 from hvdsync.comm import verbs
 from hvdsync.data.sampler import DistributedSampler
+from hvdsync.guard.stragglers import Stragglers
 from hvdsync.train.feed import Epoch, evaluation_share
 from hvdsync.train.keeper import Keeper, Position, own_sums
 from hvdsync.train.limits import TimeLimit
@@ -65,6 +66,8 @@ class Loop:
         # Elastic launchers end single workers with SIGTERM, which must not end the others.
         self._preemption = Preemption((signal.SIGUSR1,)) if commit else Preemption()
         self._limit = TimeLimit(job.config.max_time)
+        every = job.config.straggler_every
+        self._stragglers = Stragglers(every, tell=listener.compared) if every else None
         self._saved = directory
 
     def run(self) -> Summary | Stopped:
@@ -97,6 +100,8 @@ class Loop:
                 return self._stop(time.perf_counter() - started)
             results.append(result)
             self._listener.epoch_ended(result)
+        if self._stragglers:
+            self._stragglers.report()
         self._keeper.close()
         summary = self._summarize(results, time.perf_counter() - started)
         self._listener.run_ended(summary)
@@ -112,6 +117,7 @@ class Loop:
             self._config.accumulate,
             augment=self._config.augment,
             trained=position.trained,
+            watch=self._stragglers.watch if self._stragglers else iter,
         )
         first = position.step
         stopped = False
@@ -128,10 +134,15 @@ class Loop:
             if self._commit and not stopped and position.step % self._config.commit_every == 0:
                 position.sums = self._worker.sums()
                 self._commit_at(epoch.state_after(passes))
+            if self._stragglers:
+                self._stragglers.step(position.step)
             return stopped
 
         waited = self._worker.waited_seconds
         self._listener.epoch_begins(position.epochs + 1, sum(epoch.samples), epoch.samples_before)
+        if self._stragglers:
+            # Evaluation and the checkpoint of the epoch before are no part of a step.
+            self._stragglers.skip()
         started = time.perf_counter()
         observer = EpochObserver(
             self._config,
@@ -192,6 +203,8 @@ class Loop:
         return self._preemption.requested()
 
     def _stop(self, seconds: float) -> Stopped:
+        if self._stragglers:
+            self._stragglers.report()
         self._keeper.close()
         stopped = Stopped(
             self._preemption.reason,

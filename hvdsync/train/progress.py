@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from hvdsync.guard.straggler_report import StragglerReport
 from hvdsync.train.listener import EpochResult, Listener, RunFacts, Standing, Stopped, Summary
 
 # A bar that is drawn more often costs training time where cores are few.
@@ -75,6 +76,10 @@ class Display(Listener):
             self._before, self._drawn = standing, time.perf_counter()
         else:
             self.draw(standing)
+
+    def compared(self, report: StragglerReport, is_news: bool) -> None:
+        if is_news:
+            self.say(str(report))
 
     def draw(self, standing: Standing) -> None:
         """Show where the epoch stands, if it is time to."""

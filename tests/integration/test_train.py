@@ -88,7 +88,9 @@ def test_only_rank_zero_speaks_and_writes(finished, framework):
 def test_the_log_tells_the_run_line_by_line(finished, framework):
     run = finished(framework)
     events = run.events
-    assert [e["event"] for e in events if e["event"] != "step"] == ["run", "epoch", "epoch", "end"]
+    several = ("step", "seconds", "straggler")
+    once = [e["event"] for e in events if e["event"] not in several]
+    assert once == ["run", "epoch", "epoch", "end"]
     start, end = events[0], events[-1]
     assert (start["workers"], start["config"]["framework"]) == (2, framework)
     assert end["checkpoint"] == "run/step-00000128"
@@ -98,6 +100,24 @@ def test_the_log_tells_the_run_line_by_line(finished, framework):
     # Twice the rate of one worker, by its square root, once the warm-up is over.
     last = [e for e in events if e["event"] == "step"][-1]
     assert last["learning_rate"] == pytest.approx(0.02 * 2**0.5)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_log_tells_where_each_steps_time_went_on_each_rank(finished, framework):
+    events = finished(framework).events
+    splits = [e for e in events if e["event"] == "seconds"]
+    # Compiling makes the first step one of its own.
+    assert [e["step"] for e in splits] == list(range(2, 129))
+    kinds = ("data", "compute", "waiting", "communication", "checkpoint")
+    for split in splits:
+        assert all(len(split[kind]) == 2 for kind in kinds)
+        assert min(split["waiting"]) == 0 <= min(split["compute"])
+        assert split["communication"][0] == split["communication"][1]
+    assert sum(sum(split["communication"]) for split in splits) > 0
+    assert sum(sum(split["compute"]) for split in splits) > 0
+    reports = [e for e in events if e["event"] == "straggler"]
+    assert [(e["first_step"], e["step"]) for e in reports] == [(2, 101), (102, 128)]
+    assert all(f"rank {e['rank']} is the slowest" in e["text"] for e in reports)
 
 
 @pytest.mark.parametrize("framework", ["tensorflow", "keras"])

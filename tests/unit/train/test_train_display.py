@@ -9,9 +9,12 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
+from hvdsync.guard.straggler_report import judge
+from hvdsync.guard.time_split import EVIDENCE
 from hvdsync.train import progress
 from hvdsync.train.config import TrainConfig
 from hvdsync.train.events import FILE, EventLog
@@ -222,9 +225,44 @@ def test_tensorboard_events_hold_the_same_scalars(tmp_path: Path) -> None:
         assert tag in content
 
 
+def compared(listener: Listener, is_news: bool) -> None:
+    """25 steps of two ranks, of which the second takes a second for its data."""
+    steps = np.zeros((2, 25, 4))
+    steps[:, :, 0], steps[1, :, 1], steps[0, :, 2] = 1.25, 1.0, 1.0
+    listener.compared(judge(101, steps, np.zeros((2, len(EVIDENCE)))), is_news)
+
+
+def test_the_split_of_each_step_is_a_line_and_twenty_of_them_a_point(tmp_path: Path) -> None:
+    log = EventLog(tmp_path)
+    compared(log, is_news=False)
+    log.close()
+    *steps, verdict = [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
+    assert [line["step"] for line in steps] == list(range(101, 126))
+    for line in steps:
+        assert line["event"] == "seconds"
+        assert (line["data"], line["waiting"], line["compute"]) == ([0, 1], [1, 0], [0.25, 0.25])
+    told = [verdict[key] for key in ("event", "first_step", "step", "rank", "kind", "excess")]
+    assert told == ["straggler", 101, 125, 1, "data", 1.0]
+    (file,) = tmp_path.glob("events.out.tfevents.*")
+    assert file.read_bytes().count(b"seconds/waiting") == 2
+
+
+def test_a_slow_worker_is_a_line_when_it_is_news() -> None:
+    text = io.StringIO()
+    display = Lines(Console(file=text, force_terminal=False))
+    compared(display, is_news=False)
+    assert not text.getvalue()
+    compared(display, is_news=True)
+    assert text.getvalue().startswith("steps 101 to 125: rank 1 is the slowest")
+    assert text.getvalue().count("\n") == 1
+
+
 def test_every_listener_hears_everything(tmp_path: Path) -> None:
     text = io.StringIO()
     display = Lines(Console(file=text, force_terminal=False))
-    run(Everyone(display, EventLog(tmp_path)))
+    everyone = Everyone(display, EventLog(tmp_path))
+    compared(everyone, is_news=True)
+    run(everyone)
+    assert "rank 1 is the slowest" in text.getvalue()
     assert "test accuracy" in text.getvalue()
-    assert len((tmp_path / FILE).read_text().splitlines()) == 5
+    assert len((tmp_path / FILE).read_text().splitlines()) == 26 + 5

@@ -115,6 +115,7 @@ class CountingWorker(Worker):
 class Recorder(Listener):
     def __init__(self) -> None:
         self.told: list[Any] = []
+        self.reports: list[Any] = []
 
     def run_begins(self, facts: Any) -> None:
         self.told.append(facts)
@@ -127,6 +128,9 @@ class Recorder(Listener):
 
     def run_stopped(self, stopped: Any) -> None:
         self.told.append(stopped)
+
+    def compared(self, report: Any, is_news: bool) -> None:
+        self.reports.append(report)
 
     def close(self) -> None:
         self.told.append("closed")
@@ -160,6 +164,16 @@ def test_a_run_trains_evaluates_and_saves_each_epoch(tmp_path: Path) -> None:
         "step-00000022",
         "step-00000033",
     ]
+
+
+def test_where_time_goes_is_reported_by_the_steps_of_the_run(tmp_path: Path) -> None:
+    _, _, recorder = run(replace(CONFIG, straggler_every=15), tmp_path)
+    assert [(r.first_step, r.last_step) for r in recorder.reports] == [(2, 16), (17, 31), (32, 33)]
+    assert all((r.seconds["data"] > 0).all() for r in recorder.reports)
+    *_, resumed = run(replace(CONFIG, straggler_every=4, epochs=4, resume=True), tmp_path)
+    assert [(r.first_step, r.last_step) for r in resumed.reports] == [(35, 38), (39, 42), (43, 44)]
+    *_, never = run(replace(CONFIG, straggler_every=0), tmp_path / "other")
+    assert never.reports == []
 
 
 def test_accumulation_counts_steps_not_passes(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def test_every_field_can_be_given_as_an_option() -> None:
         "compression": "fp16",
         "elastic": True,
         "commit_every": 3,
+        "straggler_every": 7,
         "wait_limit": 90.0,
         "dropout": 0.25,
         "augment": True,

@@ -1,0 +1,71 @@
+"""What slows a rank down, for as long as a test wants; and the words of the verdict on it."""
+
+import os
+import time
+
+# Much more than a step takes, also where ranks share few cores.
+SECONDS = 0.1
+
+
+def compute():
+    """A busy loop: so much processor time, however long it takes to get it."""
+    until = time.thread_time() + SECONDS
+    while time.thread_time() < until:
+        pass
+
+
+def sleep():
+    time.sleep(SECONDS)
+
+
+def read_slowly(path):
+    """Reads a file for so long, as from a disk that gives it in small pieces."""
+    until = time.perf_counter() + SECONDS
+    with open(path, "rb", buffering=0) as file:
+        while time.perf_counter() < until:
+            if not file.read(2**16):
+                file.seek(0)
+            time.sleep(SECONDS / 50)
+
+
+def make_file(folder):
+    path = folder / f"samples{os.getpid()}"
+    path.write_bytes(bytes(2**20))
+    return path
+
+
+#: By name: where it happens ("loader" or "step"), and kind and words of the verdict.
+CASES = {
+    "busy step": ("step", "compute", "it is busy there"),
+    "idle step": ("step", "compute", "it is mostly idle there"),
+    "sleeping loader": ("loader", "data", "it is idle there"),
+    "computing loader": ("loader", "data", "it computes there"),
+    "slow disk": ("loader", "data", "it reads files there"),
+}
+
+
+def slow_down(case, path):
+    """Do what ``case`` is about."""
+    if case == "slow disk":
+        read_slowly(path)
+    elif case in ("busy step", "computing loader"):
+        compute()
+    else:
+        sleep()
+
+
+def assert_verdict(report, case, ranks):
+    """The last rank is slow because of ``case``; the others wait for it, and compute no more."""
+    slow = ranks - 1
+    _, kind, words = CASES[case]
+    assert report.slowest == slow, report.text
+    assert report.kind == kind, report.text
+    assert report.why.startswith(words), report.text
+    assert f"rank {slow} is the slowest" in report.text
+    means = {kind: values.mean(axis=1) for kind, values in report.seconds.items()}
+    for rank in range(slow):
+        assert means["waiting"][rank] > SECONDS / 2, report.text
+        own = sum(means[k][rank] for k in ("data", "compute", "checkpoint"))
+        assert own < means["waiting"][rank], report.text
+    assert means["waiting"][slow] < SECONDS / 2, report.text
+    assert means[kind][slow] > 0.9 * SECONDS, report.text

@@ -1,0 +1,133 @@
+"""Where one process's time goes: what is marked, what is left, and what is not counted."""
+
+import threading
+
+import pytest
+
+from hvdsync.comm import clock
+from hvdsync.guard import time_split
+from hvdsync.guard.stragglers import Stragglers
+from hvdsync.guard.time_split import EVIDENCE, TimeSplit
+
+
+@pytest.fixture
+def hands(monkeypatch):
+    """A clock that stands still until a test moves it: ``hands(seconds)``."""
+    now = [100.0]
+
+    def move(seconds):
+        now[0] += seconds
+
+    for module in (clock, time_split):
+        monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(clock, "_spent", {"data": 0.0, "stalled": 0.0, "checkpoint": 0.0})
+    monkeypatch.setattr(clock, "_counting", set())
+    return move
+
+
+def test_marks_inside_of_marks_count_once(hands):
+    split = TimeSplit()
+    split.step()
+    hands(1)
+    with split.data_wait():
+        hands(2)
+        with clock.spend("stalled"):
+            hands(4)
+        hands(8)
+    with clock.spend("checkpoint"), clock.spend("stalled"):
+        hands(16)
+    split.step()
+    rows, _ = split.take()
+    assert rows.tolist() == [[31, 10, 20, 0]]
+
+
+def test_the_first_step_starts_the_clock_and_what_is_skipped_belongs_to_none(hands):
+    split = TimeSplit()
+    hands(50)  # compiling
+    assert split.step() == 0
+    hands(1)
+    assert split.step() == 1
+    hands(7)  # an evaluation, with collectives
+    clock.add("stalled", 3)
+    split.skip()
+    hands(2)
+    assert split.step() == 2
+    assert split.take()[0][:, (0, 2)].tolist() == [[1, 0], [2, 0]]
+    assert len(split.take()[0]) == 0
+
+
+def test_what_counts_for_itself_is_stalled_for_as_long_as_it_lives(hands):
+    class Graph:
+        waited_seconds = 5.0
+
+    graph = Graph()
+    clock.include(graph)
+    split = TimeSplit()
+    split.step()
+    graph.waited_seconds = 7.0
+    hands(3)
+    split.step()
+    clock._counting.discard(graph)
+    hands(1)
+    split.step()
+    assert split.take()[0][:, (0, 2)].tolist() == [[3, 2], [1, 0]]
+
+
+def test_a_decorated_function_keeps_its_result_and_its_errors_are_counted(hands):
+    @clock.spend("checkpoint")
+    def save(fails):
+        hands(2)
+        if fails:
+            raise OSError
+        return "saved"
+
+    assert save(False) == "saved"
+    with pytest.raises(OSError):
+        save(True)
+    assert clock.spent() == (0.0, 0.0, 4.0)
+
+
+def test_other_threads_marks_are_not_inside_of_this_ones(hands):
+    with clock.spend("checkpoint"):
+        thread = threading.Thread(target=clock.spend("stalled")(hands), args=(3,))
+        thread.start()
+        thread.join()
+    assert clock.spent() == (0.0, 3.0, 3.0)
+
+
+def test_bytes_that_a_loader_reads_are_evidence(tmp_path):
+    path = tmp_path / "samples"
+    path.write_bytes(bytes(2**20))
+    split = TimeSplit()
+    split.step()
+    path.read_bytes()  # not while waiting for data
+    with split.data_wait():
+        path.read_bytes()
+    split.step()
+    evidence = dict(zip(EVIDENCE, split.take()[1], strict=True))
+    assert 2**20 <= evidence["data_read"] < 2 * 2**20
+
+
+def test_alone_a_report_says_where_time_goes(hands):
+    told = []
+    stragglers = Stragglers(every=2, tell=lambda report, is_news: told.append((report, is_news)))
+
+    def batches():
+        for _ in range(5):
+            hands(1)
+            yield hands(0)
+
+    for _ in stragglers.watch(batches()):
+        hands(3)
+        stragglers.step()
+    (first, news), (second, _) = told
+    assert (first.first_step, first.last_step, second.first_step) == (2, 3, 4)
+    assert first.seconds["data"].tolist() == [[1, 1]]
+    assert first.seconds["compute"].tolist() == [[3, 3]]
+    assert not news
+
+
+@pytest.mark.parametrize("arguments", [{"every": 0}, {"tolerance": -1}])
+def test_senseless_arguments_are_refused(arguments):
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        Stragglers(**arguments)
