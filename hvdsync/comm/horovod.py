@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from hvdsync.comm import clock, world
+from hvdsync.comm import clock, threads, world
 from hvdsync.comm.communicator import Communicator, ReduceOp
 from hvdsync.comm.comparison import installation, note
-from hvdsync.comm.launch import LaunchInfo, detect
+from hvdsync.comm.launch import LaunchInfo, claimed, detect
 from hvdsync.errors import HorovodMissing, LaunchError
 
 logger = logging.getLogger(__name__)
@@ -147,6 +147,9 @@ def _to_tensorflow(array: np.ndarray) -> Any:
         return tf.constant(array)
 
 
+# The framework whose Horovod is up in this process.
+_running: str | None = None
+
 _TO_TENSOR = {"torch": _to_torch, "tensorflow": _to_tensorflow}
 
 
@@ -156,16 +159,28 @@ def start(framework: str, *args: Any, **kwargs: Any) -> None:
     Further arguments are those of Horovod's ``init``.
 
     Raises :class:`LaunchError` when the launcher started more ranks than Horovod can see, as it
-    happens when the launcher speaks MPI and Horovod was built without it.
+    happens when the launcher speaks MPI and Horovod was built without it; and when Horovod runs for
+    another framework in this process.
     """
+    global _running
+    if _running not in (None, framework):
+        raise LaunchError(
+            f"hvdsync.{_running} is initialised in this process, and hvdsync.{framework} cannot be "
+            "beside it: one process belongs to one world, over which verbs, checkpoints and guards "
+            f"speak, and MPI ends for both with the first of them. Use hvdsync.{_running} for what "
+            f"ranks say to one another, or call hvdsync.{_running}.shutdown() before"
+        )
     hvd = load(framework)
     launch = detect()
     with _defaults(_settings(launch)):
         hvd.init(*args, **kwargs)
     communicator = HorovodCommunicator(hvd, _TO_TENSOR[framework], lambda tensor: tensor.numpy())
-    if launch is not None and not launch.elastic:
-        _refuse_a_world_that_differs(launch, communicator, hvd)
+    told = launch or claimed()
+    if told is not None and not told.elastic:
+        _refuse_a_world_that_differs(told, communicator, hvd)
+    threads.cap_pools(importlib.import_module(framework), framework, communicator.local_size)
     world.activate(communicator)
+    _running = framework
     # Compared later: TensorFlow's devices can be chosen after init, until its first operation.
     note("installed versions", installation(framework))
     logger.debug("rank %d of %d is up", communicator.rank, communicator.size)
@@ -173,7 +188,9 @@ def start(framework: str, *args: Any, **kwargs: Any) -> None:
 
 def stop(framework: str) -> None:
     """Shut Horovod down; the process is a world of one afterwards."""
+    global _running
     world.deactivate()
+    _running = None
     load(framework).shutdown()
 
 

@@ -109,6 +109,8 @@ class Srun(Launcher):
         return super().detect({**environ, self.local_size: per_node} if per_node else environ)
 
 
+_ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
 LAUNCHERS: tuple[Launcher, ...] = (HorovodRun(), OpenMpi(), Hydra(), TorchRun(), Srun())
 
 
@@ -121,6 +123,19 @@ def detect(environ: Mapping[str, str] | None = None) -> LaunchInfo | None:
     variables = os.environ if environ is None else environ
     found = (launcher.detect(variables) for launcher in LAUNCHERS)
     return next((launch for launch in found if launch is not None), None)
+
+
+def claimed(environ: Mapping[str, str] | None = None) -> LaunchInfo | None:
+    """The launch that PyTorch's four variables tell of where there is no launcher known here.
+
+    RANK and WORLD_SIZE alone may be anybody's; beside MASTER_ADDR and MASTER_PORT they are those of
+    a job of several processes.
+    """
+    variables = os.environ if environ is None else environ
+    if not all(variables.get(name) for name in _ENVIRONMENT):
+        return None
+    rank, size = int(variables["RANK"]), int(variables["WORLD_SIZE"])
+    return LaunchInfo(f"who set {', '.join(_ENVIRONMENT)}", rank, size, rank, size)
 
 
 def is_elastic() -> bool:

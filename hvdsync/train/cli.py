@@ -20,9 +20,9 @@ from typing import NoReturn
 
 import rich_click as click
 
+from hvdsync.comm import threads
 from hvdsync.comm.launch import LaunchInfo, detect
 from hvdsync.errors import HvdsyncError
-from hvdsync.train import threads
 from hvdsync.train.agreement import AgreedError
 from hvdsync.train.chatter import without_greetings
 from hvdsync.train.config import TrainConfig

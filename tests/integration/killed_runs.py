@@ -19,7 +19,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from hvdsync.checkpoint import store
-from hvdsync.train import cli, threads
+from hvdsync.comm import threads
+from hvdsync.train import cli
 from hvdsync.train.observer import EpochObserver
 
 OPTIONS = (

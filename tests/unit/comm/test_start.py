@@ -12,6 +12,7 @@ from hvdsync.errors import LaunchError
 def fake_horovod(size, seen):
     """A module that notes the environment that it was started in, and sees ``size`` ranks."""
     hvd = types.SimpleNamespace(Sum=1, Min=2, Max=3, rank=lambda: 0, size=lambda: size)
+    hvd.local_size = lambda: 1
     hvd.init = lambda *args, **kwargs: seen.append(dict(os.environ))
     hvd.shutdown = lambda: seen.append("shutdown")
     return hvd
@@ -21,12 +22,14 @@ def fake_horovod(size, seen):
 def start(monkeypatch):
     """Starts with a Horovod that sees ``size`` ranks."""
 
-    def start_with(size, seen):
+    def start_with(size, seen, framework="torch"):
         monkeypatch.setattr(horovod, "load", lambda framework: fake_horovod(size, seen))
-        horovod.start("torch")
+        monkeypatch.setattr(horovod.threads, "cap_pools", lambda *args: None)
+        horovod.start(framework)
 
     yield start_with
-    world.deactivate()
+    if world.is_active():
+        horovod.stop("torch")
 
 
 def mpirun(monkeypatch, size):
@@ -72,3 +75,24 @@ def test_an_elastic_world_may_differ_from_the_start(start, monkeypatch):
         monkeypatch.setenv(f"HOROVOD_{name}", str(value))
     start(2, [])
     assert world.current().size == 2
+
+
+def test_variables_of_a_job_that_no_launcher_here_has_set_are_believed(start, monkeypatch):
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    for name, value in zip(names, ("1", "2", "localhost", "1234"), strict=True):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(LaunchError, match=r"RANK, WORLD_SIZE.* started 2 ranks .*sees 1"):
+        start(1, [])
+    monkeypatch.delenv("MASTER_PORT")
+    start(1, [])
+    assert world.is_active()
+
+
+def test_one_process_belongs_to_one_world(start):
+    start(1, [])
+    with pytest.raises(LaunchError, match=r"hvdsync.torch is initialised.*hvdsync.tensorflow"):
+        start(1, [], "tensorflow")
+    start(1, [])  # the same again is nothing new
+    horovod.stop("torch")
+    start(1, [], "tensorflow")
+    assert world.is_active()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 
-from hvdsync.train.threads import VARIABLES, available_cores, cap, share_of_cores
+from hvdsync.comm import threads
+from hvdsync.comm.threads import VARIABLES, available_cores, cap, cap_pools, share_of_cores
 
 
 @pytest.mark.parametrize("node", [1, 2, 3, 4, 8, 64])
@@ -39,10 +41,46 @@ def test_binding_of_one_process_is_told_from_that_of_its_launcher() -> None:
     mine = os.sched_getaffinity(0)
     program = (
         f"import os; os.sched_setaffinity(0, {{{min(mine)}}})\n"
-        "from hvdsync.train.threads import available_cores; print(*available_cores())"
+        "from hvdsync.comm.threads import available_cores; print(*available_cores())"
     )
     run = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
     assert run.stdout.split() == ["1", str(len(mine))]
     assert available_cores()[0] == len(mine)
+
+
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that may use all eight cores of its node, for which nothing is chosen."""
+    monkeypatch.setattr(threads, "available_cores", lambda: (8, 8))
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def pretend_torch(count: int) -> types.SimpleNamespace:
+    torch = types.SimpleNamespace(count=count)
+    torch.get_num_threads = lambda: torch.count
+    torch.set_num_threads = lambda number: setattr(torch, "count", number)
+    return torch
+
+
+@pytest.mark.usefixtures("cores")
+def test_a_pool_of_all_cores_is_cut_to_the_share() -> None:
+    torch = pretend_torch(8)
+    cap_pools(torch, "torch", local_size=4)
+    assert torch.count == 2
+    alone = pretend_torch(8)
+    cap_pools(alone, "torch", local_size=1)
+    assert alone.count == 8
+
+
+@pytest.mark.usefixtures("cores")
+def test_a_pool_whose_size_the_user_has_chosen_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_function = pretend_torch(5)
+    cap_pools(by_function, "torch", local_size=4)
+    assert by_function.count == 5
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    by_variable = pretend_torch(8)
+    cap_pools(by_variable, "torch", local_size=4)
+    assert by_variable.count == 8
