@@ -29,7 +29,8 @@ _LOST = (
 
 def is_of_a_lost_rank(error: BaseException) -> bool:
     """Whether an error says that a collective failed because ranks can no longer talk."""
-    return any(mark in str(error) for mark in _LOST)
+    # The system's own errors are of the user's files and connections.
+    return not isinstance(error, OSError) and any(mark in str(error) for mark in _LOST)
 
 
 class Exits:
@@ -96,7 +97,7 @@ class Exits:
             self.fail(error)
         self._member.let_the_first_go_first()
         self._member.say_end(Ending(self._member.rank, "finished"))
-        self._member.let_collectives_end()
+        self._member.shut_down()
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -119,12 +119,29 @@ class Member:
             if cause is not None:
                 self._changed.wait_for(lambda: cause.rank in self._gone, _GONE_SECONDS)
 
-    def let_collectives_end(self) -> None:
-        """Where a verdict stops collectives: wait until they have stopped, or end the process."""
-        if self._stopping is not None:
-            self._stopping.join(_GRACE_SECONDS)
-            if self._stopping.is_alive():
-                _end_process()
+    def shut_down(self) -> None:
+        """Stop collectives for good; where a rank does not answer to that, end the process.
+
+        After a verdict that has begun, and there is little left to wait for.
+        """
+        judged = self._verdict is not None
+        stopping = self._stop()
+        stopping.join(_GRACE_SECONDS if judged else self.limit or None)
+        if stopping.is_alive():
+            if not judged:
+                logger.critical(
+                    "rank %d of %d: Horovod has not shut down in %g s: a rank does not answer",
+                    self.rank,
+                    self.size,
+                    self.limit,
+                )
+            _end_process()
+
+    def _stop(self) -> threading.Thread:
+        with self._changed:
+            if self._stopping is None:
+                self._stopping = start(self._stop_collectives, "stop")
+            return self._stopping
 
     def _cause(self) -> Ending | None:
         others = [ending for rank, ending in self._endings.items() if rank != self.rank]
@@ -221,7 +238,7 @@ class Member:
         if self._channel is not None and self._channel.send({"kind": "told"}):
             with self._changed:
                 self._changed.wait_for(lambda: self._may_end, _ENDED_SECONDS)
-        self._stopping = start(self._stop_collectives, "stop")
+        self._stop()
         if not self._closed.wait(_GRACE_SECONDS) and not self._informed:
             _end_process()
 

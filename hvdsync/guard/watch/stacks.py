@@ -16,15 +16,12 @@ _MOST_FRAMES = 30
 _MOST_THREADS = 5
 
 _PACKAGE = str(Path(__file__).parents[2])
-# Where a framework is while it compiles, or traces a function into a graph.
+# Where a framework is while it compiles, or traces a function into a graph, and at no other time.
 _COMPILERS = (
-    "/torch/_dynamo/",
-    "/torch/_inductor/",
-    "/torch/_functorch/",
+    "/torch/_dynamo/convert_frame.py",
+    "/torch/_inductor/compile_fx.py",
     "/torch/export/",
-    "/torch/fx/",
     "/triton/compiler/",
-    "/tensorflow/python/eager/polymorphic_function/tracing_compilation.py",
     "/tensorflow/python/framework/func_graph.py",
     "/tensorflow/python/autograph/",
 )

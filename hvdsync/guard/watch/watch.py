@@ -48,10 +48,11 @@ class Watch:
         self._exits.fail(error)
 
     def close(self) -> None:
-        """Say goodbye, and leave the process's ways out as they were."""
+        """Say goodbye, shut Horovod down, and leave the process's ways out as they were."""
         failures.explain_with(None)
         self._exits.remove()
         self._member.say_end(Ending(self._member.rank, "finished"))
+        self._member.shut_down()
         self._member.close()
         if self._hub is not None:
             self._hub.close()

@@ -213,3 +213,23 @@ def test_a_stranger_without_the_token_hears_nothing(world_of):
     assert "rank 0 died" in str(stranger.reason(SECONDS))
     assert world.hub.living() == [0, 1] and world.hub.endings() == []
     stranger.close()
+
+
+def test_a_shutdown_that_another_rank_holds_up_ends_with_the_limit(monkeypatch, caplog):
+    ended, released = [], threading.Event()
+    monkeypatch.setattr(member, "_end_process", lambda: ended.append(True))
+    held = member.Member(0, 2, 0.2, FakePending(), released.wait, None)
+    held.shut_down()
+    assert ended == [True]
+    assert "rank 0 of 2: Horovod has not shut down in 0.2 s" in caplog.text
+    released.set()
+    held.close()
+
+
+def test_a_shutdown_in_time_is_waited_for(monkeypatch):
+    done = []
+    free = member.Member(0, 2, 0, FakePending(), lambda: done.append(time.sleep(0.2)), None)
+    free.shut_down()
+    free.shut_down()
+    assert done == [None]
+    free.close()
