@@ -15,6 +15,7 @@ import numpy as np
 from hvdsync.comm import world
 from hvdsync.guard.straggler_report import StragglerReport, judge
 from hvdsync.guard.time_split import TimeSplit
+from hvdsync.guard.usage import Usage
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +84,13 @@ class Stragglers:
     def data_wait(self) -> AbstractContextManager[None]:
         """Context in which the training thread waits for its next batch."""
         return self._split.data_wait()
+
+    def data_came_first(self, before: Usage, seconds: float) -> None:
+        """Of the time since ``before`` was read the first ``seconds`` were waiting for data.
+
+        In place of :meth:`data_wait`, where a framework fetches a batch inside of its step.
+        """
+        self._split.data_first(before, seconds)
 
     def skip(self) -> None:
         """Leave out what was done since the last step: evaluation, for instance."""

@@ -31,6 +31,7 @@ from hvdsync.keras.optimizer import (
 )
 from hvdsync.keras.runtime import init, shutdown
 from hvdsync.keras.sync_batch_norm import SyncBatchNormalization
+from hvdsync.keras.uneven import even_batches
 from hvdsync.sync.schedule import scale_learning_rate, warmup
 
 _hvd = _backend.hvd

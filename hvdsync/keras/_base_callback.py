@@ -71,8 +71,8 @@ class _CompareRanks(keras.callbacks.Callback):
                 **noted(),
             },
             "Give fit() the same callbacks, epochs and batches per epoch on every rank: where the "
-            "shares of the data differ in length, even them out first (hvd.shard pads or drops; "
-            "steps_per_epoch= also sets a common number)",
+            "shares of the data differ in length, even them out first: hvd.even_batches(data, "
+            "policy='min' or 'pad'), or hvd.shard of the whole data",
         )
 
 
@@ -117,6 +117,19 @@ def _list_that_calls() -> Any:
         owner = frame.f_locals.get("self")
         if isinstance(owner, keras.callbacks.CallbackList):
             return owner
+        frame = frame.f_back
+    return None
+
+
+def loop_of_fit() -> Any:
+    """The iterator over the batches of the ``fit`` that is calling, or None.
+
+    Keras tells callbacks nothing of the data; again the call stack is the only way.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "fit" and "epoch_iterator" in frame.f_locals:
+            return frame.f_locals["epoch_iterator"]
         frame = frame.f_back
     return None
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
 
@@ -121,3 +122,64 @@ def eagerly(function: Any, *args: Any) -> Any:
 def as_lost_rank(error: BaseException) -> HorovodInternalError | None:
     """The error that elastic training recovers from, if this one says that a rank was lost."""
     return tensorflow_lost_rank(tf, error)
+
+
+def stamp_batches(loop: Any) -> Callable[[], float] | None:
+    """When the last batch was there, in seconds since 1970; None where that cannot be told.
+
+    ``loop`` is Keras's iterator over the batches of ``fit``, which fetches them inside the function
+    of a step, where Python cannot look.
+    """
+    dataset = getattr(loop, "_distributed_dataset", None)
+    if not isinstance(dataset, tf.data.Dataset):
+        return None
+    arrival = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="arrival")
+    in_tuples = isinstance(dataset.element_spec, tuple)
+
+    def stamp(*batch: Any) -> Any:
+        arrival.assign(tf.timestamp())
+        return batch if in_tuples else batch[0]
+
+    # One batch ahead, as TensorFlow has it by itself behind steps that do not run in parallel; that
+    # one must not be put behind the stamp.
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    loop._distributed_dataset = dataset.prefetch(1).map(stamp).with_options(options)
+    return lambda: float(arrival.numpy())
+
+
+def make_dataset(begin: Callable[[], Iterator[Any]], length: int) -> Any:
+    """What ``fit`` takes, of batches in NumPy arrays; each pass of ``begin`` has ``length``."""
+    first = next(begin(), None)
+    if first is None:
+        return tf.data.Dataset.from_tensors(0.0).take(0)
+    signature = tf.nest.map_structure(
+        lambda part: tf.TensorSpec((None, *np.shape(part)[1:]), np.asarray(part).dtype), first
+    )
+    dataset = tf.data.Dataset.from_generator(begin, output_signature=signature)
+    return dataset.apply(tf.data.experimental.assert_cardinality(length)).prefetch(tf.data.AUTOTUNE)
+
+
+def first_batches(data: Any, count: int) -> Any:
+    """The first ones of a ``tf.data.Dataset``; None for other data."""
+    return data.take(count) if isinstance(data, tf.data.Dataset) else None
+
+
+def padded_batches(data: Any, count: int, scales: Any, with_weights: Callable[..., Any]) -> Any:
+    """A ``tf.data.Dataset`` of ``count`` batches, weighted and filled up; None for other data.
+
+    ``with_weights(batch, scale, ones)`` gives the weighted batch.
+    """
+    if not isinstance(data, tf.data.Dataset):
+        return None
+
+    def weigh(batch: Any, scale: Any) -> Any:
+        return with_weights(batch, scale, lambda x: tf.ones(tf.shape(x)[:1]))
+
+    own = tf.data.Dataset.from_tensor_slices(tf.constant(scales[:count], tf.float32))
+    weighted = tf.data.Dataset.zip((data, own)).map(weigh)
+    if count < len(scales):
+        stand_in = tf.data.Dataset.from_tensors(next(iter(data.take(1))))
+        repeated = stand_in.repeat(len(scales) - count).map(lambda *b: weigh(b, 0.0))
+        weighted = weighted.concatenate(repeated)
+    return weighted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -225,3 +225,34 @@ def eagerly(function: Any, *args: Any) -> Any:
 def as_lost_rank(error: BaseException) -> HorovodInternalError | None:
     """None: PyTorch's collectives raise the error that elastic training recovers from."""
     return None
+
+
+def stamp_batches(loop: Any) -> None:
+    """None: Keras fetches a batch before it tells that the batch begins."""
+
+
+class _Pass(torch.utils.data.IterableDataset[Any]):
+    """One pass over batches, begun anew by each iteration."""
+
+    def __init__(self, begin: Callable[[], Iterator[Any]], length: int) -> None:
+        self._begin = begin
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._begin()
+
+
+def make_dataset(begin: Callable[[], Iterator[Any]], length: int) -> Any:
+    """What ``fit`` takes, of batches in NumPy arrays; each pass of ``begin`` has ``length``."""
+    return torch.utils.data.DataLoader(_Pass(begin, length), batch_size=None)
+
+
+def first_batches(data: Any, count: int) -> None:
+    """None: there is no shorter way than to iterate."""
+
+
+def padded_batches(data: Any, count: int, scales: Any, with_weights: Any) -> None:
+    """None: there is no shorter way than to iterate."""
