@@ -18,8 +18,9 @@ from hvdsync.guard.watch.threads import start
 
 logger = logging.getLogger(__name__)
 
-_ANSWER_SECONDS = 5.0
-_TOLD_SECONDS = 3.0
+# On a host with more ranks than cores a thread may get its turn seconds later.
+_ANSWER_SECONDS = 8.0
+_TOLD_SECONDS = 10.0
 _MOST_PAUSE_SECONDS = 30.0
 # A first step may take that many times the limit while a rank compiles it.
 _COMPILING_LIMITS = 10

@@ -29,8 +29,9 @@ _POLL_SECONDS = 1.0
 _CONNECT_SECONDS = 5.0
 # Operations that wait for a rank that has ended fail by themselves, if not at once.
 _ENDED_SECONDS = 5.0
-_SILENCE_SECONDS = 8.0
+_SILENCE_SECONDS = 12.0
 _NEWS_SECONDS = 3.0
+_ALL_TOLD_SECONDS = 15.0
 _NOTED_SECONDS = 2.0
 _GONE_SECONDS = 5.0
 _GRACE_SECONDS = 10.0
@@ -237,7 +238,7 @@ class Member:
         logger.critical("rank %d of %d: %s", self.rank, self.size, report.text)
         if self._channel is not None and self._channel.send({"kind": "told"}):
             with self._changed:
-                self._changed.wait_for(lambda: self._may_end, _ENDED_SECONDS)
+                self._changed.wait_for(lambda: self._may_end, _ALL_TOLD_SECONDS)
         self._stop()
         if not self._closed.wait(_GRACE_SECONDS) and not self._informed:
             _end_process()
