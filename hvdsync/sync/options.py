@@ -59,9 +59,11 @@ def option_facts(optimizer: Any, **options: Any) -> dict[str, Any]:
     return facts
 
 
-def check_engine(engine: str, update: Any) -> None:
-    """Raise ``ValueError`` for what ``distribute`` does not offer."""
-    if engine != "horovod":
-        raise ValueError(f"distribute: engine is {engine!r}; expected 'horovod'")
+def check_engine(engine: str, update: Any, *, offered: Sequence[str] = ("horovod",)) -> None:
+    """Raise ``ValueError`` for what a front door's ``distribute`` does not offer."""
+    if engine not in offered:
+        listed = " or ".join(map(repr, offered))
+        reason = "; DistributedDataParallel is PyTorch's own" if engine == "ddp" else ""
+        raise ValueError(f"distribute: engine is {engine!r}; expected {listed}{reason}")
     if update is not None:
         raise ValueError(f"distribute: update is {update!r}; expected None (synchronous)")

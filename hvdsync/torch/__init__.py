@@ -3,13 +3,14 @@
 Horovod's names, mended for today's PyTorch, and the verbs that all front doors share.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from hvdsync.checkpoint.preemption import Preemption
+from hvdsync.comm import process_group
 from hvdsync.comm.verbs import *
 from hvdsync.data.sampler import DistributedSampler
 from hvdsync.guard.stragglers import Stragglers
-from hvdsync.guard.watch import watch
+from hvdsync.guard.watch import limit, watch
 from hvdsync.sync.schedule import scale_learning_rate, warmup
 from hvdsync.torch import elastic
 from hvdsync.torch.checkpoint import Checkpoint, RandomState
@@ -28,19 +29,60 @@ from hvdsync.torch.sync_batch_norm import SyncBatchNorm
 from hvdsync.torch.uneven import even_batches
 
 
-def init(*args: Any, wait_limit: float | None = None, **kwargs: Any) -> None:
+def init(
+    *args: Any,
+    wait_limit: float | None = None,
+    engine: Literal["horovod", "ddp"] = "horovod",
+    rank: int | None = None,
+    size: int | None = None,
+    master_address: str | None = None,
+    master_port: int | None = None,
+    backend: Literal["gloo", "nccl"] | None = None,
+    **kwargs: Any,
+) -> None:
     """Start Horovod for PyTorch; other arguments are those of Horovod's ``init`` (``comm``,
     ``process_sets``). With no launcher it starts a world of one.
 
-    No collective waits longer than ``wait_limit`` seconds for a rank: every rank then logs which
-    tensors wait for whom, and where each rank is, and raises ``StalledRank``. The limit of rank 0
-    counts; it defaults to the variable HVDSYNC_WAIT_LIMIT, then to 600; 0 is none.
+    With ``engine="ddp"`` it starts a process group of ``torch.distributed`` in its place, under
+    ``horovodrun``, ``mpirun``, ``torchrun`` or ``srun`` (which needs MASTER_ADDR and MASTER_PORT).
+    A process that its own parent started, by ``torch.multiprocessing.spawn`` for instance, gives
+    ``rank``, ``size``, ``master_address`` and ``master_port``: rank 0 listens there.
+    ``backend`` is "nccl" where there are GPUs, otherwise "gloo"; what is on the host travels over
+    Gloo with both. Every verb works the same; sets of ranks are groups that
+    ``torch.distributed.new_group`` made.
 
-    Raises ``LaunchError`` when the launcher started more ranks than Horovod sees.
+    No collective waits longer than ``wait_limit`` seconds for a rank: every rank then logs which
+    tensors wait for whom, and where each rank is, and raises ``StalledRank``; with "ddp" it only
+    raises. The limit of rank 0 counts; it defaults to the variable HVDSYNC_WAIT_LIMIT, then to 600;
+    0 is none.
+
+    Raises ``LaunchError`` when the launcher started more ranks than Horovod sees, and when the
+    ranks of a process group do not find one another.
     """
-    watch.start("torch", *args, wait_limit=wait_limit, **kwargs)
+    place = {
+        "rank": rank,
+        "size": size,
+        "master_address": master_address,
+        "master_port": master_port,
+        "backend": backend,
+    }
+    if engine == "horovod":
+        if given := [name for name, value in place.items() if value is not None]:
+            raise ValueError(f"init: {', '.join(given)} is for engine='ddp'; found {engine!r}")
+        watch.start("torch", *args, wait_limit=wait_limit, **kwargs)
+    elif engine == "ddp":
+        if args or kwargs:
+            raise ValueError(
+                f"init: {', '.join([*map(repr, args), *kwargs])} is for engine='horovod'"
+            )
+        process_group.start(wait_limit=limit.resolve(wait_limit), **place)  # type: ignore[arg-type]
+    else:
+        raise ValueError(f"init: engine is {engine!r}; expected 'horovod' or 'ddp'")
 
 
 def shutdown() -> None:
-    """Stop Horovod; afterwards this process is a world of one until the next ``init``."""
-    watch.stop("torch")
+    """Stop the engine; afterwards this process is a world of one until the next ``init``."""
+    if process_group.active() is not None:
+        process_group.stop()
+    else:
+        watch.stop("torch")

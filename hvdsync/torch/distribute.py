@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hvdsync.comm import launch, world
+from hvdsync.comm import launch, process_group, world
 from hvdsync.sync.options import check_engine
 from hvdsync.torch.compression import Compression
 from hvdsync.torch.functions import (
@@ -24,7 +24,7 @@ def distribute(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
-    engine: str = "horovod",
+    engine: str | None = None,
     update: Any = None,
     compression: Any = Compression.none,
     accumulate: int = 1,
@@ -41,7 +41,9 @@ def distribute(
     Arguments:
         model: any module; it is given back itself, so ``state_dict()`` stays plain.
         optimizer: the optimizer over the model's parameters.
-        engine: ``"horovod"``.
+        engine: ``"horovod"`` or ``"ddp"``, as in ``init()``; None is the one that it started. With
+            ``"ddp"`` gradients are reduced by PyTorch's ``DistributedDataParallel``, which needs
+            the model itself to be called, not only parts of it.
         update: None, for synchronous gradient averaging.
         compression: what travels in place of gradients; ``Compression.none`` or ``.fp16``.
         accumulate: micro-batches per optimizer step. Their gradients are averaged, and a shorter
@@ -49,31 +51,61 @@ def distribute(
         guard: a :class:`Guard`, which then judges the gradients before each update and compares
             replicas after every ``guard.every``-th. It sees what the model is called with, to tell
             whether that was bad already. ``optimizer.step()`` raises what it raises.
-        options: further keyword arguments of :func:`DistributedOptimizer`.
+        options: further keyword arguments of :func:`DistributedOptimizer`; with ``"ddp"`` of
+            ``DistributedDataParallel``, such as ``bucket_cap_mb``. A model that always uses all
+            parameters is a little faster with ``find_unused_parameters=False``.
 
-    Raises ``ValueError`` for an engine or update rule that does not exist, and ``RankMismatch``
-    on every rank when the parameters' names, shapes or dtypes differ between ranks.
+    Raises ``ValueError`` for an engine or update rule that does not exist and for an engine that is
+    not the one of ``init()``, and ``RankMismatch`` on every rank when the parameters' names, shapes
+    or dtypes differ between ranks.
     """
-    check_engine(engine, update)
+    engine = _choose(engine)
+    check_engine(engine, update, offered=("horovod", "ddp"))
     names = {p: name for name, p in model.named_parameters()}
     trained = [p for group in optimizer.param_groups for p in group["params"]]
     named = list(model.named_parameters()) if all(p in names for p in trained) else None
     # Wrapped first: it compares the models, so a mismatch is an error and not a broken broadcast.
-    distributed = DistributedOptimizer(
-        optimizer,
-        named_parameters=named,
-        compression=compression,
-        backward_passes_per_step=accumulate,
-        average_passes=accumulate > 1,
-        guard=guard,
-        **options,
-    )
+    if engine == "ddp":
+        from hvdsync.torch import ddp
+
+        distributed = ddp.distribute_optimizer(
+            model,
+            optimizer,
+            compression=compression,
+            accumulate=accumulate,
+            guard=guard,
+            options=options,
+        )
+    else:
+        distributed = DistributedOptimizer(
+            optimizer,
+            named_parameters=named,
+            compression=compression,
+            backward_passes_per_step=accumulate,
+            average_passes=accumulate > 1,
+            guard=guard,
+            **options,
+        )
     if not launch.is_elastic():
         broadcast_model(model)
         broadcast_optimizer_state(optimizer, root_rank=0)
     if guard is not None:
         guard._attach(model, distributed)
     return model, distributed
+
+
+def _choose(engine: str | None) -> str:
+    started = None
+    if world.is_active():
+        started = "horovod" if process_group.active() is None else "ddp"
+    if engine is None:
+        return started or "horovod"
+    if engine in ("horovod", "ddp") and started not in (engine, None):
+        raise ValueError(
+            f"distribute: engine is {engine!r}, but init() started {started!r}; give "
+            f"init(engine={engine!r}), or leave engine out here"
+        )
+    return engine
 
 
 def broadcast_model(model: torch.nn.Module, root_rank: int = 0) -> None:

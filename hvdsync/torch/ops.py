@@ -1,9 +1,15 @@
 """Horovod's operations on PyTorch tensors, as they are: what needs no mending passes through here.
 
-Importing this finds Horovod, or says in one sentence how to get it.
+Importing this finds Horovod, or says in one sentence how to get it. In a world that
+``init(engine="ddp")`` started, the same names run over its process group.
 """
 
-from hvdsync.comm import horovod
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from hvdsync.comm import horovod, process_group
 
 hvd = horovod.load("torch")
 
@@ -114,3 +120,32 @@ __all__ = [
     "stop_timeline",
     "synchronize",
 ]
+
+# What does not depend on who carries tensors.
+_FACTS = {name for name in __all__ if name.endswith("_built")} | {
+    "Adasum",
+    "Average",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "global_process_set",
+}
+
+
+def _by_engine(name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(operation)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if process_group.active() is None:
+            return operation(*args, **kwargs)
+        # Not before: it needs torch.distributed, which not every PyTorch was built with.
+        other = importlib.import_module("hvdsync.torch.process_group_ops")
+        return getattr(other, name)(*args, **kwargs)
+
+    return run
+
+
+for _name in set(__all__) - _FACTS:
+    globals()[_name] = _by_engine(_name, globals()[_name])

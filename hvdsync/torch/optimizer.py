@@ -8,11 +8,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from hvdsync.comm import launch, verbs
+from hvdsync.comm import launch, process_group, verbs
 from hvdsync.comm.comparison import noted, require_equal
 from hvdsync.guard.guard import Guard
 from hvdsync.guard.torch_nonfinite import TorchVerdict
@@ -21,6 +21,11 @@ from hvdsync.sync.torch_reducer import Wire
 from hvdsync.torch.compression import Compression
 from hvdsync.torch.gradients import GradientReducer
 from hvdsync.torch.ops import hvd
+
+if TYPE_CHECKING:
+    from hvdsync.torch.ddp import DdpReducer
+
+    Reducer: TypeAlias = GradientReducer | DdpReducer
 
 
 class _DistributedOptimizer(torch.optim.Optimizer):
@@ -35,7 +40,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     # ``step`` is here because learning-rate schedulers replace it on the object they are given.
     _OWN = frozenset({"_wrapped", "_reducer", "_hooks", "_asked_to_synchronize", "step"})
 
-    def __init__(self, wrapped: torch.optim.Optimizer, reducer: GradientReducer | None) -> None:
+    def __init__(self, wrapped: torch.optim.Optimizer, reducer: Reducer | None) -> None:
         # Not Optimizer.__init__: there is one set of groups and state, the wrapped optimizer's.
         self._wrapped = wrapped
         self._reducer = reducer
@@ -155,7 +160,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         return 0.0 if self._reducer is None else self._reducer.waited_seconds
 
 
-def _reduce_before_step(reducer: GradientReducer) -> Callable[..., Any]:
+def _reduce_before_step(reducer: Reducer) -> Callable[..., Any]:
     def before_step(
         optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -173,7 +178,7 @@ def _reduce_before_step(reducer: GradientReducer) -> Callable[..., Any]:
     return before_step
 
 
-def _judge(optimizer: torch.optim.Optimizer, reducer: GradientReducer) -> None:
+def _judge(optimizer: torch.optim.Optimizer, reducer: Reducer) -> None:
     """Have the guard look at what the optimizer is about to use."""
     # A fused optimizer is called by a scaler at every step, and told of those to be left out.
     left_out = getattr(optimizer, "found_inf", None)
@@ -186,7 +191,7 @@ def _judge(optimizer: torch.optim.Optimizer, reducer: GradientReducer) -> None:
 
 
 def _reduced_closure(
-    closure: Callable[[], Any], reducer: GradientReducer, optimizer: torch.optim.Optimizer
+    closure: Callable[[], Any], reducer: Reducer, optimizer: torch.optim.Optimizer
 ) -> Callable[[], Any]:
     def evaluate() -> Any:
         reducer.reset()
@@ -204,7 +209,7 @@ def _reduced_closure(
     return evaluate
 
 
-def _close_step(reducer: GradientReducer) -> Callable[..., None]:
+def _close_step(reducer: Reducer) -> Callable[..., None]:
     def after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         reducer.reset()
         reducer.reduced = False
@@ -267,6 +272,11 @@ def DistributedOptimizer(
     names = _names(optimizer, named_parameters)
     elastic = launch.is_elastic()
     alone = verbs.size() == 1 and not elastic
+    if not alone and process_group.active() is not None:
+        raise ValueError(
+            "DistributedOptimizer reduces over Horovod, but init(engine='ddp') started a process "
+            "group; call distribute(model, optimizer), or init() without it"
+        )
     if op == hvd.Adasum and guard is not None:
         raise ValueError("a guard judges averages and sums of gradients; found op=Adasum with it")
     if op == hvd.Adasum and not alone:
@@ -279,17 +289,13 @@ def DistributedOptimizer(
         )
 
     def parameters() -> list[tuple[str, torch.nn.Parameter]]:
-        current = [
-            (f"group{i}.param{j}", p)
-            for i, group in enumerate(optimizer.param_groups)
-            for j, p in enumerate(group["params"])
-        ]
-        return [(names.get(p, position), p) for position, p in current]
+        return named_parameters_of(optimizer, names)
 
     wire = None
     if not alone and process_set.included():
-        facts = option_facts(
+        facts = facts_of(
             optimizer,
+            parameters(),
             compression=compression,
             backward_passes_per_step=backward_passes_per_step,
             gradient_predivide_factor=gradient_predivide_factor,
@@ -298,9 +304,6 @@ def DistributedOptimizer(
             average_passes=average_passes,
             on_nonfinite=None if guard is None else guard.on_nonfinite,
         )
-        facts["number of parameters"] = len(parameters())
-        for i, (name, p) in enumerate(parameters()):
-            facts[f"parameter {i}"] = f"{name} {tuple(p.shape)} {p.dtype}"
         wire = Wire(
             torch,
             hvd,
@@ -331,6 +334,30 @@ def DistributedOptimizer(
         verdict=verdict,
     )
     return _DistributedOptimizer(optimizer, reducer)
+
+
+def named_parameters_of(
+    optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]
+) -> list[tuple[str, torch.nn.Parameter]]:
+    """(Name, parameter) of all groups; by group and position where ``names`` has none."""
+    return [
+        (names.get(p, f"group{i}.param{j}"), p)
+        for i, group in enumerate(optimizer.param_groups)
+        for j, p in enumerate(group["params"])
+    ]
+
+
+def facts_of(
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[tuple[str, torch.nn.Parameter]],
+    **options: Any,
+) -> dict[str, Any]:
+    """What ranks must have in common of an optimizer, its options and its parameters."""
+    facts = option_facts(optimizer, **options)
+    facts["number of parameters"] = len(parameters)
+    for i, (name, p) in enumerate(parameters):
+        facts[f"parameter {i}"] = f"{name} {tuple(p.shape)} {p.dtype}"
+    return facts
 
 
 def _check_members(groups: Any) -> None:

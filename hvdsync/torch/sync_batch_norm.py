@@ -11,7 +11,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hvdsync.comm import clock, world
-from hvdsync.torch.ops import hvd
+from hvdsync.torch import ops
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -73,7 +73,7 @@ class _Normalize(torch.autograd.Function):
         count = torch.tensor([local_count], dtype=torch.float64, device=input.device)
         mine = torch.cat([mean, variance, count]).unsqueeze(0)
         with clock.spend("stalled"):
-            everyone = hvd.allgather(mine, name=f"hvdsync.batch_norm.{channels}.statistics")
+            everyone = ops.allgather(mine, name=f"hvdsync.batch_norm.{channels}.statistics")
         means, variances = everyone[:, :channels], everyone[:, channels:-1]
         counts = everyone[:, -1:]
         total = counts.sum()
@@ -106,7 +106,7 @@ class _Normalize(torch.autograd.Function):
         sums = torch.cat([bias_gradient, weight_gradient]).double()
         name = f"hvdsync.batch_norm.{channels}.gradients"
         with clock.spend("stalled"):
-            means = hvd.allreduce(sums, op=hvd.Sum, name=name) / total
+            means = ops.allreduce(sums, op=ops.Sum, name=name) / total
         mean_gradient, mean_product = means.to(normal.dtype).split(channels)
         # Derivative of (x - mean) / std with the mean and std of all ranks together.
         centred = gradient - mean_gradient.view(shape) - normal * mean_product.view(shape)

@@ -1,5 +1,7 @@
 """One Horovod world for all tests of a launch (``horovodrun -np 2 python -m pytest ...``)."""
 
+import os
+
 import pytest
 import torch
 
@@ -9,7 +11,10 @@ import hvdsync.torch as hvd
 @pytest.fixture(scope="session", autouse=True)
 def world():
     torch.set_num_threads(1)
-    hvd.init(process_sets="dynamic")
+    if os.environ.get("ENGINE") == "ddp":
+        hvd.init(engine="ddp")
+    else:
+        hvd.init(process_sets="dynamic")
     yield
     hvd.shutdown()
 
