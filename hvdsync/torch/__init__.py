@@ -9,6 +9,7 @@ from hvdsync.checkpoint.preemption import Preemption
 from hvdsync.comm import process_group
 from hvdsync.comm.verbs import *
 from hvdsync.data.sampler import DistributedSampler
+from hvdsync.errors import LaunchError
 from hvdsync.guard.stragglers import Stragglers
 from hvdsync.guard.watch import limit, watch
 from hvdsync.sync.schedule import scale_learning_rate, warmup
@@ -69,6 +70,8 @@ def init(
     if engine == "horovod":
         if given := [name for name, value in place.items() if value is not None]:
             raise ValueError(f"init: {', '.join(given)} is for engine='ddp'; found {engine!r}")
+        if process_group.active() is not None:
+            raise LaunchError("init: this process runs engine='ddp'; call shutdown() first")
         watch.start("torch", *args, wait_limit=wait_limit, **kwargs)
     elif engine == "ddp":
         if args or kwargs:

@@ -36,9 +36,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
     """Run the command line and end the process; ``argv`` defaults to the process's own."""
     launch = detect() or _ALONE
     config = parse(argv, launch)
-    if config.elastic and not launch.elastic:
-        text = "Error: --elastic: this launch has a fixed number of workers; start it with"
-        _stop(f"{text} `horovodrun --min-np N --max-np M ...`", 2, tell=launch.rank == 0)
+    if refusal := _refuse(config, launch):
+        _stop(f"Error: {refusal}", 2, tell=launch.rank == 0)
     try:
         code = train(config, launch)
     except AgreedError as error:
@@ -75,6 +74,23 @@ def parse(argv: list[str] | None, launch: LaunchInfo) -> TrainConfig:
     return result
 
 
+def _refuse(config: TrainConfig, launch: LaunchInfo) -> str:
+    """What does not go together, in one sentence; empty where all does."""
+    if config.elastic and not launch.elastic:
+        return (
+            "--elastic: this launch has a fixed number of workers; start it with "
+            "`horovodrun --min-np N --max-np M ...`"
+        )
+    if config.engine == "ddp" and config.framework != "torch":
+        return (
+            f"--engine ddp: DistributedDataParallel is PyTorch's own, found --framework "
+            f"{config.framework}; give --framework torch, or --engine horovod"
+        )
+    if config.engine == "ddp" and launch.elastic:
+        return "--engine ddp: its number of workers is fixed; start it with `horovodrun -np N ...`"
+    return ""
+
+
 def train(config: TrainConfig, launch: LaunchInfo) -> int:
     """Load data and framework, and train; collective from ``init`` on. Gives the exit code."""
     threads.cap(os.environ, threads.share_of_cores(*threads.available_cores(), launch.local_size))
@@ -91,7 +107,8 @@ def train(config: TrainConfig, launch: LaunchInfo) -> int:
         )
         with without_greetings() if config.framework != "torch" else contextlib.nullcontext():
             module = importlib.import_module(worker_module)
-        module.init(wait_limit=config.wait_limit)
+        engine = {"engine": config.engine} if config.framework == "torch" else {}
+        module.init(wait_limit=config.wait_limit, **engine)
 
     from hvdsync.train.listener import Stopped
     from hvdsync.train.runs import run, run_elastically

@@ -108,6 +108,14 @@ class TrainConfig:
         ),
     )
 
+    engine: Literal["horovod", "ddp"] = field(
+        default="horovod",
+        metadata=about(
+            "What reduces gradients: Horovod, or PyTorch's DistributedDataParallel ([b]torch[/] "
+            "only, under [b]torchrun[/] too).",
+            WORKERS,
+        ),
+    )
     elastic: bool = field(
         default=False,
         metadata=about(

@@ -82,6 +82,7 @@ class TorchWorker(Worker):
         self.model, self.optimizer = hvd.distribute(
             model,
             make_optimizer(config, model.parameters()),
+            engine=config.engine,
             compression=getattr(hvd.Compression, config.compression),
             accumulate=config.accumulate,
         )

@@ -49,6 +49,7 @@ def test_every_field_can_be_given_as_an_option() -> None:
         "accumulate": 2,
         "device": "cpu",
         "compression": "fp16",
+        "engine": "ddp",
         "elastic": True,
         "commit_every": 3,
         "straggler_every": 7,
