@@ -6,6 +6,7 @@ Handlers are there from ``install`` (or ``with``) to ``remove``; nothing happens
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import threading
@@ -64,6 +65,7 @@ class Preemption:
         self.exit_code = exit_code
         self.every = every
         self._previous: dict[int, Any] = {}
+        self._process = os.getpid()
         self._wish: str | None = None
         self._reasons: list[str] = []
         self._steps = 0
@@ -80,6 +82,7 @@ class Preemption:
                 "Preemption: Python lets only the main thread handle signals; call install(), or "
                 "enter the with statement, there"
             )
+        self._process = os.getpid()
         for number in self.signals:
             if number not in self._previous:
                 self._previous[number] = signal.signal(number, self._on_signal)
@@ -159,6 +162,10 @@ class Preemption:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         for listened in self._previous:
             signal.signal(listened, signal.SIG_DFL)
+        if os.getpid() != self._process:
+            # A worker forked from this process, and no rank: whoever ends it waits for its end.
+            os.kill(os.getpid(), number)
+            return
         self.request(signal.Signals(number).name)
         before = self._previous.get(number)
         # Python's own handler of SIGINT is its default action, not somebody's wish to be told.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -191,3 +193,26 @@ def test_a_fixed_interval_is_kept() -> None:
     assert pair.exchanges == 6  # 1, 5, 9, 13, 17, 21
     with pytest.raises(ValueError, match="every is 0"):
         Preemption(every=0)
+
+
+def test_a_worker_forked_from_a_rank_ends_when_it_is_told_to() -> None:
+    # Else who starts it, tells it to end and waits for it, waits for ever.
+    context = multiprocessing.get_context("fork")
+    up = context.Event()
+
+    def work() -> None:
+        up.set()
+        time.sleep(1000)
+
+    with Preemption() as preemption:
+        worker = context.Process(target=work)
+        worker.start()
+        try:
+            assert up.wait(60)
+            worker.terminate()
+            worker.join(60)
+            assert worker.exitcode == -signal.SIGTERM
+        finally:
+            worker.kill()
+            worker.join()
+        assert preemption.wish is None
