@@ -62,11 +62,14 @@ class Situation:
 
 
 def compose(situation: Situation) -> Report:
-    """The report: what waits for whom, what each rank is at, the stacks, and what to do."""
+    """The report: the stacks, what waits for whom, what each rank is at, and what to do.
+
+    What is read first stands last: that is where logs are looked at, and what launchers repeat.
+    """
     waiting = situation.waiting()
     cause = endings.cause(situation.endings)
     summary = _summary(situation, cause)
-    lines = [summary, "What waits:"]
+    lines = [summary, *_stacks(situation), "What waits:"]
     for name, seconds, came, absent in waiting[:_MOST_TENSORS]:
         missing = f"not come: {listed(absent)}" if absent else "all have come, but it does not end"
         lines.append(f"  {name}: for {seconds:.0f} s; come: {listed(came)}; {missing}")
@@ -75,7 +78,6 @@ def compose(situation: Situation) -> Report:
     lines.append("Where the ranks are:")
     lines += [f"  {_whereabouts(situation, rank)}" for rank in range(situation.size)]
     lines += _conditions(situation)
-    lines += _stacks(situation)
     lines += [_advice(situation, cause)]
     return Report(cause is not None, summary, "\n".join(lines))
 
@@ -88,8 +90,11 @@ def _summary(situation: Situation, cause: Ending | None) -> str:
     absent = waiting[0][3] if waiting else []
     seconds = waiting[0][1] if waiting else situation.limit
     if absent:
+        elsewhere = [entry for entry in waiting[1:] if set(absent) <= set(entry[2])]
+        meanwhile = f", which waits in {elsewhere[0][0]!r} meanwhile" if elsewhere else ""
         return (
-            f"{what} has waited {seconds:.0f} s for {listed(absent)} (limit {situation.limit:g} s)"
+            f"{what} has waited {seconds:.0f} s for {listed(absent)}{meanwhile} "
+            f"(limit {situation.limit:g} s)"
         )
     return f"{what} has not ended for {seconds:.0f} s (limit {situation.limit:g} s)"
 
