@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -151,6 +150,7 @@ class DdpReducer:
         self._compression = compression
         # Buffers stay each rank's own, as with Horovod.
         self._options = {"find_unused_parameters": True, "forward_sync_buffers": False, **options}
+        self._looks_for_unused = self._options["find_unused_parameters"]
         self._ddp: DistributedDataParallel | None = None
         self._planned: set[torch.Tensor] = set()
         self._hooks: dict[torch.Tensor, Any] = {}
@@ -158,7 +158,7 @@ class DdpReducer:
         self._pass_is_open = False
         self._suspended = False
         self._sent_last = False
-        self._has_looked = self._closed = False
+        self._closed = False
         self._flags: list[Any] = []
         self._suspect: tuple[Any, Any] | None = None
         if (previous := _reducers.get(model)) is not None:
@@ -210,13 +210,7 @@ class DdpReducer:
     def _after_forward(self, module: Any, args: Any, output: Any) -> Any:
         if self._ddp is None or not torch.is_grad_enabled():
             return None
-        if self._has_looked:
-            return self._ddp._post_forward(output)  # type: ignore[no-untyped-call]
-        self._has_looked = True
-        with warnings.catch_warnings():
-            # That every parameter was used for once is no reason to stop looking.
-            warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
-            return self._ddp._post_forward(output)  # type: ignore[no-untyped-call]
+        return self._ddp._post_forward(output)  # type: ignore[no-untyped-call]
 
     def _wrapper(self) -> DistributedDataParallel | None:
         """The model's wrapper; a new one when parameters were added or unfrozen since."""
@@ -228,8 +222,9 @@ class DdpReducer:
         for parameter in trainable:
             self._hook(parameter)
         self._planned = set(trainable)
+        whole = _WithSpare(self._model, trainable[0]) if self._looks_for_unused else self._model
         self._ddp = DistributedDataParallel(
-            self._model, init_sync=False, gradient_as_bucket_view=True, **self._options
+            whole, init_sync=False, gradient_as_bucket_view=True, **self._options
         )
         # PyTorch looks at annotations, and knows none that are text.
         self._ddp.register_comm_hook(None, lambda state, bucket: self._send(bucket))
@@ -341,8 +336,10 @@ class DdpReducer:
             )
         if self.verdict is not None:
             self.verdict.begin()
-        # Unused ones are told from the graph: only who has a gradient is part of it.
-        used = [p for p in trainable if p.grad is not None] or trainable[:1]
+        used = trainable
+        if self._looks_for_unused:
+            # They are told from the graph: only who has a gradient is part of it.
+            used = [p for p in trainable if p.grad is not None] or [ddp.module.spare]
         ddp.require_backward_grad_sync = True
         self._pass_is_open = True  # one that adds nothing, and is not counted
         with torch.enable_grad():
@@ -350,6 +347,19 @@ class DdpReducer:
             nothing = torch.stack([_nothing_of(p).to(used[0]) for p in used]).sum()
             ddp._post_forward(nothing).backward()  # type: ignore[no-untyped-call]
         self._finish_pass()
+
+
+class _WithSpare(torch.nn.Module):
+    """A model, for its wrapper, with one parameter more, that no forward pass uses.
+
+    It is what a rank without any gradient has to reduce; and a wrapper that finds an unused
+    parameter in each pass does not warn that it looks in vain.
+    """
+
+    def __init__(self, model: torch.nn.Module, like: torch.Tensor) -> None:
+        super().__init__()
+        self.model = model
+        self.spare = torch.nn.Parameter(like.detach().new_zeros(1))
 
 
 def _nothing_of(parameter: torch.Tensor) -> torch.Tensor:
