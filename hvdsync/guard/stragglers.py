@@ -86,7 +86,7 @@ class Stragglers:
         return self._split.data_wait()
 
     def data_came_first(self, before: Usage, seconds: float) -> None:
-        """Of the time since ``before`` was read the first ``seconds`` were waiting for data.
+        """Of the time since the reading ``before`` the first ``seconds`` were waiting for data.
 
         In place of :meth:`data_wait`, where a framework fetches a batch inside of its step.
         """

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from hvdsync.comm import clock
-from hvdsync.guard.usage import Usage, children
+from hvdsync.guard.usage import Usage, children, demand, reading, threads
 
 # What is kept of each step, in seconds, ...
 STEP = ("whole", "data", "stalled", "checkpoint")
@@ -29,11 +29,8 @@ class TimeSplit:
     """
 
     def __init__(self) -> None:
-        self._rows: list[tuple[float, ...]] = []
         self._last: tuple[float, ...] | None = None
-        self._data_busy = self._data_read = 0.0
-        self._usage = Usage()
-        self._children = children()
+        self._begin_stretch()
 
     def step(self) -> int:
         """End a step; gives the number of steps that are recorded."""
@@ -54,42 +51,49 @@ class TimeSplit:
     @contextmanager
     def data_wait(self) -> Iterator[None]:
         """Context in which the training thread waits for its next batch."""
-        before = Usage()
+        before = reading()
         with clock.spend("data"):
             yield
-        spent = Usage().since(before)
-        self._data_busy += spent.busy
-        self._data_read += spent.read
+        self._data.add_between(before, reading())
 
     def data_first(self, before: Usage, seconds: float) -> None:
-        """Of the time since ``before`` was read, the first ``seconds`` were waiting for data.
+        """Of the time since the :func:`reading` ``before``, the first ``seconds`` waited for data.
 
         For frameworks that fetch a batch where Python cannot look, in the step itself.
         """
-        spent = Usage().since(before)
         clock.add("data", seconds)
-        self._data_read += spent.read
-        # The rest of the step is taken for busy.
-        self._data_busy += max(spent.busy - (spent.clock - seconds), 0.0)
+        self._data.read += max(reading().read - before.read, 0.0)
+        self._fetched_unseen = True
 
     def take(self) -> tuple[np.ndarray, np.ndarray]:
         """(steps, evidence) since the last call: float64 (n, 4) and (6,)."""
         rows = np.array(self._rows, np.float64).reshape(-1, len(STEP))
-        spent = Usage().since(self._usage)
-        below = children()
-        fresh = [usage.since(self._children.get(pid, Usage.none())) for pid, usage in below.items()]
-        evidence = (
-            self._data_busy,
-            spent.busy,
-            spent.delayed,
-            self._data_read,
-            sum(usage.busy for usage in fresh),
-            sum(usage.read for usage in fresh),
-        )
+        busy, delayed = self._busiest()
+        data_busy = self._data.busy
+        if self._fetched_unseen:
+            # What is left when all computing was busy.
+            whole, *parts = rows.sum(axis=0)
+            data_busy = max(busy - (whole - sum(parts)), 0.0)
+        below = Usage()
+        for pid, usage in children().items():
+            below.add_between(self._children.get(pid, Usage()), usage)
+        evidence = (data_busy, busy, delayed, self._data.read, below.process, below.read)
         self._begin_stretch()
         return rows, np.array(evidence, np.float64)
 
+    def _busiest(self) -> tuple[float, float]:
+        """Seconds in which there was work for a processor, and those of them without one."""
+        busy, delayed = time.process_time() - self._cpu, 0.0
+        for number, (running, waiting) in threads().items():
+            before = self._threads.get(number, (0.0, 0.0))
+            running, waiting = running - before[0], waiting - before[1]
+            wanted = demand(running, waiting)
+            if wanted > max(busy, running):
+                busy, delayed = wanted, waiting
+        return busy, delayed
+
     def _begin_stretch(self) -> None:
-        self._rows = []
-        self._data_busy = self._data_read = 0.0
-        self._usage, self._children = Usage(), children()
+        self._rows: list[tuple[float, ...]] = []
+        self._data = Usage()
+        self._fetched_unseen = False
+        self._cpu, self._threads, self._children = time.process_time(), threads(), children()

@@ -8,63 +8,87 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
 
+# A thread that runs for less than this share of the time in which it waits to hardly does anything:
+# where processors are crowded, one that wakes for a moment waits longer than it works.
+_WORKS = 0.15
 
+
+@dataclass
 class Usage:
-    """A reading, or with :meth:`since` the difference of two.
+    """What was used since some moment.
 
-    ``clock`` is seconds of real time, ``process`` and ``thread`` those that processors worked for
-    the process and for the calling thread, ``delayed`` those in which the thread could have run and none was free, and
-    ``read`` is bytes read from files and pipes, not from sockets.
+    ``process`` and ``thread`` are seconds that processors worked for the process and for the thread
+    that asks, ``delayed`` those in which that thread could have run and none was free, and ``read``
+    is bytes read from files and pipes, not from sockets.
     """
 
-    __slots__ = ("clock", "delayed", "process", "read", "thread")
-
-    def __init__(self) -> None:
-        self.clock = time.perf_counter()
-        self.process = time.process_time()
-        self.read = float(_field("/proc/self/io", 1))
-        schedule = _fields("/proc/thread-self/schedstat")
-        # In nanoseconds: running, waiting to run.
-        self.delayed = int(schedule[1]) / 1e9 if len(schedule) > 1 else 0.0
-        self.thread = time.thread_time()
+    process: float = 0.0
+    thread: float = 0.0
+    delayed: float = 0.0
+    read: float = 0.0
 
     @property
     def busy(self) -> float:
         """Seconds in which there was work for a processor, whether it had one or not."""
-        return max(self.process, self.thread + self.delayed)
+        return max(self.process, demand(self.thread, self.delayed))
 
-    def since(self, before: Usage) -> Usage:
-        """What was used between ``before`` and this."""
-        difference = Usage.none()
-        for name in self.__slots__:
-            setattr(difference, name, max(getattr(self, name) - getattr(before, name), 0.0))
-        return difference
+    def add_between(self, before: Usage, after: Usage) -> None:
+        """Add what was used from one reading to the other."""
+        self.process += max(after.process - before.process, 0.0)
+        self.thread += max(after.thread - before.thread, 0.0)
+        self.delayed += max(after.delayed - before.delayed, 0.0)
+        self.read += max(after.read - before.read, 0.0)
 
-    @classmethod
-    def none(cls) -> Usage:
-        """Nothing used."""
-        usage = cls.__new__(cls)
-        for name in cls.__slots__:
-            setattr(usage, name, 0.0)
-        return usage
+
+def demand(running: float, waiting: float) -> float:
+    """Seconds in which a thread had work, from those of running and of waiting to run."""
+    return running + waiting if running > _WORKS * waiting else running
+
+
+def reading() -> Usage:
+    """What this process and the calling thread have used so far."""
+    schedule = _fields("/proc/thread-self/schedstat")  # nanoseconds: running, waiting to run
+    read = _fields("/proc/self/io")
+    return Usage(
+        time.process_time(),
+        time.thread_time(),
+        int(schedule[1]) / 1e9 if len(schedule) > 1 else 0.0,
+        float(read[1]) if len(read) > 1 else 0.0,
+    )
+
+
+def threads() -> dict[str, tuple[float, float]]:
+    """Of each thread of this process: seconds running, and waiting to run."""
+    found = {}
+    try:
+        numbers = os.listdir("/proc/self/task")
+    except OSError:
+        return {}
+    for number in numbers:
+        try:
+            with open(f"/proc/self/task/{number}/schedstat", "rb") as file:
+                running, waiting, _ = file.read().split()
+        except (OSError, ValueError):
+            continue  # it has ended meanwhile, or the kernel does not count
+        found[number] = int(running) / 1e9, int(waiting) / 1e9
+    return found
 
 
 def children() -> dict[int, Usage]:
     """The usage of each process below this one, such as loader workers, by its number."""
     found = {}
     for child in psutil.Process().children(recursive=True):
-        usage = Usage.none()
         try:
             times = child.cpu_times()
-            usage.process = times.user + times.system
-            usage.read = float(child.io_counters().read_chars)
+            read = float(child.io_counters().read_chars)
         except (psutil.Error, OSError, AttributeError):
             continue  # it has ended meanwhile, or may not be looked at
-        found[child.pid] = usage
+        found[child.pid] = Usage(process=times.user + times.system, read=read)
     return found
 
 
@@ -83,8 +107,3 @@ def _fields(path: str) -> list[bytes]:
         return [] if file is None else os.pread(file, 128, 0).split()
     except OSError:
         return []
-
-
-def _field(path: str, index: int) -> int:
-    fields = _fields(path)
-    return int(fields[index]) if len(fields) > index else 0

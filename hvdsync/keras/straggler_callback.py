@@ -12,7 +12,7 @@ from typing import Any
 
 from hvdsync.guard.straggler_report import StragglerReport
 from hvdsync.guard.stragglers import Stragglers
-from hvdsync.guard.usage import Usage
+from hvdsync.guard.usage import Usage, reading
 from hvdsync.keras._backend import backend
 from hvdsync.keras._base_callback import DistributedCallback, loop_of_fit
 
@@ -52,7 +52,7 @@ class StragglerCallback(DistributedCallback):
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._end_wait()
         if self._arrival is not None:
-            self._began = time.time(), Usage()
+            self._began = time.time(), reading()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._arrival is not None and self._began is not None:

@@ -68,4 +68,5 @@ def assert_verdict(report, case, ranks):
         own = sum(means[k][rank] for k in ("data", "compute", "checkpoint"))
         assert own < means["waiting"][rank], report.text
     assert means["waiting"][slow] < SECONDS / 2, report.text
-    assert means[kind][slow] > 0.9 * SECONDS, report.text
+    # Less than all of it where batches are read ahead.
+    assert means[kind][slow] > SECONDS / 2, report.text
