@@ -174,12 +174,32 @@ def test_over_mpi_too_the_failing_rank_gives_exit_code_and_last_words(way, code,
     assert result.stderr.splitlines()[-1] == last
 
 
-def test_over_mpi_too_a_signal_to_the_launcher_reaches_the_ranks(tmp_path):
+@pytest.mark.parametrize(
+    ("way", "number"), [("save slowly", signal.SIGTERM), ("note", signal.SIGUSR1)]
+)
+def test_over_mpi_too_a_signal_to_the_launcher_lets_ranks_end_well(way, number, tmp_path):
     if shutil.which("mpirun", path=environment()["PATH"]) is None:
         pytest.skip("there is no mpirun")
-    start = ["horovodrun", "--mpi", "-np", "2", sys.executable, RANK, "note"]
+    start = ["horovodrun", "--mpi", "-np", "2", sys.executable, RANK, way]
     with started(start, tmp_path) as process:
         for rank in (0, 1):
             wait_for((tmp_path / f"ready-{rank}").exists, process, f"rank {rank} is up")
-        process.send_signal(signal.SIGUSR1)
+        process.send_signal(number)
         assert process.wait(SECONDS) == 0, (tmp_path / "output").read_text()
+
+
+@pytest.mark.parametrize("controller", ["gloo", "mpi"])
+def test_nothing_outlives_a_launcher_that_is_killed(controller, tmp_path):
+    if controller == "mpi":
+        if shutil.which("mpirun", path=environment()["PATH"]) is None:
+            pytest.skip("there is no mpirun")
+        if sys.platform != "linux":
+            pytest.skip("only Linux tells a child of its parent's death")
+    start = ["horovodrun", f"--{controller}", "-np", "2", sys.executable, RANK, "save"]
+    with started(start, tmp_path) as process:
+        for rank in (0, 1):
+            wait_for((tmp_path / f"ready-{rank}").exists, process, f"rank {rank} is up")
+        below = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        _, alive = psutil.wait_procs(below, timeout=SECONDS)
+        assert not alive
