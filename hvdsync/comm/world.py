@@ -10,6 +10,7 @@ from hvdsync.comm.launch import detect
 from hvdsync.errors import LaunchError
 
 _active: Communicator | None = None
+_generation = 0
 
 
 def current() -> Communicator:
@@ -39,6 +40,18 @@ def activate(communicator: Communicator) -> None:
     """Make ``communicator`` the one that every verb uses."""
     global _active
     _active = communicator
+    renewed()
+
+
+def renewed() -> None:
+    """The ranks have met anew: some may be new, and know nothing of what the others did before."""
+    global _generation
+    _generation += 1
+
+
+def generation() -> int:
+    """A number that changes whenever the ranks meet anew; of this process alone."""
+    return _generation
 
 
 def deactivate() -> None:

@@ -26,6 +26,21 @@ _TOLD_EVERY = 100
 _MOST_BATCHES = 64
 
 
+class StepCount:
+    """Counts steps since the ranks met: alike on all of them, also where new ones have joined."""
+
+    def __init__(self) -> None:
+        self._world = 0
+        self._steps = 0
+
+    def next(self) -> int:
+        """The number of one step more, from 1."""
+        if self._world != world.generation():
+            self._world, self._steps = world.generation(), 0
+        self._steps += 1
+        return self._steps
+
+
 class Guard:
     """Judges gradients before each update and compares replicas while they train.
 
@@ -45,8 +60,8 @@ class Guard:
 
     Gradients are judged for optimizers that were distributed with this guard; a step that a scaler
     of mixed precision leaves out is not judged. Attributes: ``skipped`` counts steps left out,
-    ``repairs`` repairs; ``steps_before`` is added to the step that a report names (the steps of the
-    run that this one resumes); ``failure`` is the last ``NonFiniteGradient``.
+    ``repairs`` repairs; ``steps_before`` is added to the steps that are counted here (set it
+    to the steps of the run that this one resumes); ``failure`` is the last ``NonFiniteGradient``.
 
     Raises ``ValueError`` for other values.
     """
@@ -81,7 +96,7 @@ class Guard:
         # TensorFlow makes its own error of what a graph raises: a callback raises this one then.
         self._raises_later = False
         self._pending: NonFiniteGradient | None = None
-        self._calls = 0
+        self._calls = StepCount()
         self._batches: deque[Any] = deque(maxlen=_MOST_BATCHES)
         self._losses: deque[Any] = deque(maxlen=_MOST_BATCHES)
 
@@ -129,7 +144,7 @@ class Guard:
         report = nonfinite.report(rows, tensors)
         if report is None:
             return True
-        text = f"step {step + self.steps_before}: {report.text}"
+        text = f"step {step}: {report.text}"
         if self.on_nonfinite == "raise":
             self.failure = NonFiniteGradient(
                 f"rank {verbs.rank()} of {verbs.size()}: {text}. No rank made the update. "
@@ -150,8 +165,7 @@ class Guard:
         self, list_entries: Callable[[], Sequence[Entry]], spread: Callable[[int], None]
     ) -> bool:
         """Count a call; see :meth:`_compare`."""
-        self._calls += 1
-        return self._compare(self._calls, list_entries, spread)
+        return self._compare(self._calls.next(), list_entries, spread)
 
     def _compare(
         self,

@@ -14,7 +14,7 @@ import numpy as np
 from hvdsync.comm import verbs, world
 from hvdsync.guard import nonfinite
 from hvdsync.guard.fingerprints import flatten
-from hvdsync.guard.guard import Guard
+from hvdsync.guard.guard import Guard, StepCount
 from hvdsync.guard.keras_input import input_of_train_step
 from hvdsync.sync.tensorflow_gradients import name_of
 
@@ -49,7 +49,7 @@ class TorchVerdict:
         self._tensors = tensors
         self._process_set = process_set
         self._find_input = find_input
-        self._steps = 0
+        self._steps = StepCount()
         self._local: dict[Any, tuple[int, int]] = {}
         self._norms: list[tuple[Sequence[Any], Any]] = []
         self._reduced: dict[Any, int] = {}
@@ -120,7 +120,7 @@ class TorchVerdict:
         To be asked once per step, when all gradients have arrived; ``step`` gives its number, where
         it is not that of the calls. Raises :class:`NonFiniteGradient` on every rank.
         """
-        self._steps += 1
+        counted = self._steps.next()
         try:
             if not self._is_flagged():
                 return True
@@ -128,7 +128,7 @@ class TorchVerdict:
             row = self._row(tensors)
             rows = world.current().allgather(row, f"{self._name}.nonfinite", self._process_set)
             watched = [_watched(name, tensor) for _, name, tensor in tensors]
-            number = self._steps if step is None else step()
+            number = counted + self.guard.steps_before if step is None else step()
             return self.guard._judge(rows.reshape(-1, len(row)), watched, number)
         finally:
             self.begin()

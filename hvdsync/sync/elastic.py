@@ -14,6 +14,7 @@ from horovod.common.elastic import ObjectState, run_fn
 from horovod.common.exceptions import HorovodInternalError
 
 from hvdsync.comm import verbs
+from hvdsync.errors import NonFiniteGradient
 from hvdsync.sync.variables import VariablesMemory, broadcast_through_host
 
 
@@ -70,6 +71,8 @@ def run(
 
 def tensorflow_lost_rank(tf: ModuleType, error: BaseException) -> HorovodInternalError | None:
     """The error that elastic training recovers from, if this one says that a collective failed."""
+    if NonFiniteGradient.__name__ in str(error):
+        return None
     if isinstance(error, tf.errors.UnknownError | tf.errors.AbortedError) and any(
         mark in error.message for mark in ("Horovod", "horovod", ".bucket", "hvdsync.")
     ):

@@ -13,7 +13,7 @@ import torch
 from horovod.common.elastic import ObjectState, run_fn
 from horovod.torch.elastic import ElasticSampler
 
-from hvdsync.comm import verbs
+from hvdsync.comm import verbs, world
 from hvdsync.torch.distribute import broadcast_model
 from hvdsync.torch.functions import broadcast_optimizer_state, broadcast_state
 from hvdsync.torch.ops import hvd
@@ -91,3 +91,4 @@ def _reset() -> None:
     # The active communicator asks Horovod for rank and size at each use: it stays as it is.
     hvd.shutdown()
     hvd.init()
+    world.renewed()

@@ -69,13 +69,11 @@ class Guard(guard.Guard):
 
     def _attach(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """See the model's inputs from now on, and compare replicas after the optimizer's steps."""
-        steps = 0
+        steps = guard.StepCount()
 
         def after_step(*_: Any) -> None:
-            nonlocal steps
-            steps += 1
             self._compare(
-                steps,
+                steps.next(),
                 lambda: _entries(model, optimizer, None),
                 lambda root: _spread(root, model, optimizer, None),
             )

@@ -22,7 +22,7 @@ import rich_click as click
 
 from hvdsync.comm import threads
 from hvdsync.comm.launch import LaunchInfo, detect
-from hvdsync.errors import HvdsyncError
+from hvdsync.errors import HvdsyncError, NonFiniteGradient, ReplicaMismatch
 from hvdsync.train.agreement import AgreedError
 from hvdsync.train.chatter import without_greetings
 from hvdsync.train.config import TrainConfig
@@ -40,8 +40,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
         _stop(f"Error: {refusal}", 2, tell=launch.rank == 0)
     try:
         code = train(config, launch)
-    except AgreedError as error:
-        _stop(f"Error: {error}", 1, tell=launch.rank == 0)
+    except (AgreedError, NonFiniteGradient, ReplicaMismatch) as error:
+        _stop(f"Error: {error}", 1, tell=launch.rank == 0)  # all ranks have it
     except HvdsyncError as error:
         from hvdsync.guard.watch import watch
 

@@ -152,6 +152,25 @@ class TrainConfig:
         default="auto",
         metadata=about("Where to compute; each worker takes the GPU of its local rank.", WORKERS),
     )
+    on_nonfinite: Literal["raise", "skip", "warn"] = field(
+        default="raise",
+        metadata=about(
+            "When a gradient is NaN or infinite on any worker: end the run on all, leave out the "
+            "step on all, or say so.",
+            WORKERS,
+        ),
+    )
+    on_divergence: Literal["raise", "repair"] = field(
+        default="raise",
+        metadata=about(
+            "When the workers' copies of the model differ: end the run, or make them equal.",
+            WORKERS,
+        ),
+    )
+    guard_every: int = field(
+        default=100,
+        metadata=about("Steps between comparisons of those copies.", WORKERS, minimum=1),
+    )
     compression: Literal["none", "fp16"] = field(
         default="none", metadata=about("What gradients become while they travel.", WORKERS)
     )

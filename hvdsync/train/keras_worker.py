@@ -50,6 +50,10 @@ class KerasWorker(Worker):
         optimizer.build(self.model.trainable_variables)
         noise = noise_states(self.model)
         self._random = hvd.RandomState(self.model) if noise else None
+        self._guard = hvd.callbacks.GuardCallback(
+            config.guard_every, config.on_nonfinite, config.on_divergence
+        )
+        self.guard = self._guard.guard
         self._callbacks: list[Any] = []
         if not config.elastic:
             broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0, "", noise)
@@ -75,7 +79,7 @@ class KerasWorker(Worker):
             initial_epoch=epoch.number,
             epochs=epoch.number + 1,
             shuffle=False,
-            callbacks=[*self._callbacks, self._progress],
+            callbacks=[*self._callbacks, self._guard, self._progress],
             verbose=0,
         )
         self._callbacks = []
@@ -134,6 +138,7 @@ class _Progress(keras.callbacks.Callback):
         super().__init__()
         self.logs: Mapping[str, Any] = {}
         self.samples = 0
+        self.ends_all_ranks = False
         self._epoch = epoch
         self._observer = observer
         self._sums = sums
@@ -164,7 +169,7 @@ class _Progress(keras.callbacks.Callback):
         self.logs = logs or {}
         self.samples += self._epoch.own_samples[batch]
         if self._observer.pass_ended():
-            self.model.stop_training = True
+            self.model.stop_training = self.ends_all_ranks = True
 
 
 def _arrays(epoch: Epoch) -> list[Any]:

@@ -193,7 +193,7 @@ class Loop:
 
     def _take_up(self, start: Standpoint) -> None:
         self._position = replace(start.position, sums=own_sums(start.sums))
-        self._resumed_from = self._position.step
+        self._resumed_from = self._worker.guard.steps_before = self._position.step
         self._sampler.load_state_dict(dict(start.data))
         self._worker.draw_own_noise(self._position.step)
 
@@ -224,7 +224,7 @@ class Loop:
         position = self._keeper.restore(self._sampler)
         if position is not None:
             self._position = position
-            self._resumed_from = position.step
+            self._resumed_from = self._worker.guard.steps_before = position.step
 
     def _facts(self) -> RunFacts:
         return RunFacts(

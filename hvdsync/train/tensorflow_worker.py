@@ -1,4 +1,4 @@
-"""TensorFlow: a ``tf.function`` over NumPy batches, made data-parallel by a wrapped tape."""
+"""TensorFlow: a ``tf.function`` over NumPy batches, made data-parallel by ``hvd.distribute``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 import hvdsync.tensorflow as hvd
 from hvdsync.keras.callbacks import set_rate
 from hvdsync.train import devices
-from hvdsync.train.feed import Epoch, evaluation_batches
+from hvdsync.train.feed import Batch, Epoch, evaluation_batches
 from hvdsync.train.keras_network import make_model, make_optimizer, seed_noise
 from hvdsync.train.worker import Job, Observer, Tally, Worker
 
@@ -20,6 +20,8 @@ init, run_elastically = hvd.init, hvd.elastic.run
 class TensorFlowWorker(Worker):
     """The model in TensorFlow, on the CPU or on the GPU of this rank."""
 
+    guard: hvd.Guard
+
     def __init__(self, job: Job) -> None:
         config = job.config
         self._dataset = job.dataset
@@ -28,22 +30,17 @@ class TensorFlowWorker(Worker):
         self.model = make_model(job.network, weights)
         self._seed = config.seed
         self.optimizer = make_optimizer(config)
-        self._compression = getattr(hvd.Compression, config.compression)
         self._rate = 0.0
-        self._tape: Any = None
-        self._accumulates = config.accumulate > 1
         # A checkpoint holds its slots, and is restored before the first step.
         self.optimizer.build(self.model.trainable_variables)
-        if self._accumulates:
-            # Gradients add up in the optimizer, so that is where they are reduced.
-            self.model, self.optimizer = hvd.distribute(
-                self.model,
-                self.optimizer,
-                compression=self._compression,
-                accumulate=config.accumulate,
-            )
-        elif not config.elastic:
-            hvd.broadcast_variables([*self.model.variables, *self.optimizer.variables], root_rank=0)
+        self.guard = hvd.Guard(config.guard_every, config.on_nonfinite, config.on_divergence)
+        self.model, self.optimizer = hvd.distribute(
+            self.model,
+            self.optimizer,
+            compression=getattr(hvd.Compression, config.compression),
+            accumulate=config.accumulate,
+            guard=self.guard,
+        )
         # The broadcast above gave all ranks rank 0's.
         self.draw_own_noise(0)
         self._random = hvd.RandomState(self.model) if job.network.dropout else None
@@ -57,12 +54,11 @@ class TensorFlowWorker(Worker):
         self._test = tf.function(self._test_pass, batch)
 
     def _train_pass(self, images: Any, labels: Any, weights: Any) -> None:
+        self.guard.watch(images)
         with tf.GradientTape() as tape:
             logits = self.model(images, training=True)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
             loss = tf.reduce_sum(losses * weights)
-        if not self._accumulates:
-            tape = self._tape = hvd.DistributedGradientTape(tape, compression=self._compression)
         variables = self.model.trainable_variables
         self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         self._count(logits, labels, losses, tf.cast(weights > 0, tf.float32))
@@ -84,11 +80,20 @@ class TensorFlowWorker(Worker):
         for i, batch in enumerate(epoch):
             if i % epoch.accumulate == 0:
                 self._set_rate(observer.step_begins())
-            self._train(batch.images, batch.labels, batch.weights)
+            self._step(batch)
             self._samples += epoch.own_samples[i]
             if observer.pass_ended():
                 break
         return self.tally()
+
+    def _step(self, batch: Batch) -> None:
+        try:
+            self._train(batch.images, batch.labels, batch.weights)
+        except tf.errors.OpError:
+            if self.guard.failure is not None:  # of which TensorFlow made an error of its own
+                raise self.guard.failure from None
+            raise
+        self.guard.check(self.model, self.optimizer)
 
     def evaluate(self, indices: Any) -> Tally:
         self._reset()
@@ -129,8 +134,7 @@ class TensorFlowWorker(Worker):
 
     @property
     def waited_seconds(self) -> float:
-        source = self.optimizer if self._accumulates else self._tape
-        return 0.0 if source is None else source.waited_seconds
+        return self.optimizer.waited_seconds  # type: ignore[no-any-return]
 
     @property
     def device(self) -> str:

@@ -79,12 +79,14 @@ class TorchWorker(Worker):
             torch.cuda.set_device(self._device)
         model = TorchNetwork(job.network, job.network.initial_weights(config.seed))
         model.to(self._device, memory_format=torch.channels_last)
+        self.guard = hvd.Guard(config.guard_every, config.on_nonfinite, config.on_divergence)
         self.model, self.optimizer = hvd.distribute(
             model,
             make_optimizer(config, model.parameters()),
             engine=config.engine,
             compression=getattr(hvd.Compression, config.compression),
             accumulate=config.accumulate,
+            guard=self.guard,
         )
         self._sums = torch.zeros(2, dtype=torch.float64, device=self._device)
         self._samples = 0

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hvdsync.data.arrays import Dataset
+from hvdsync.guard.guard import Guard
 from hvdsync.train.config import TrainConfig
 from hvdsync.train.feed import Epoch
 from hvdsync.train.models import Network
@@ -48,8 +49,11 @@ class Worker(ABC):
     """One rank of one framework: model, optimizer and how they are run.
 
     Made after the framework's ``hvd.init()``; replicas are equal from then on, in an elastic run
-    from the first ``sync()`` of :meth:`elastic_state` on.
+    from the first ``sync()`` of :meth:`elastic_state` on. ``guard`` judges its gradients and
+    compares replicas.
     """
+
+    guard: Guard
 
     @abstractmethod
     def train_epoch(

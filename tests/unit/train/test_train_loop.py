@@ -18,6 +18,7 @@ from hvdsync.checkpoint.checkpoint import Checkpoint
 from hvdsync.checkpoint.codec import Codec
 from hvdsync.data.datasets import synthetic
 from hvdsync.errors import HvdsyncError
+from hvdsync.guard.guard import Guard
 from hvdsync.train import runs
 from hvdsync.train.agreement import AgreedError, together
 from hvdsync.train.config import TrainConfig
@@ -59,6 +60,7 @@ class CountingWorker(Worker):
     """Trains nothing; remembers what the loop told it."""
 
     def __init__(self) -> None:
+        self.guard = Guard()
         self.rates: list[float] = []
         self.total = Total()
         self._waited = 0.0
