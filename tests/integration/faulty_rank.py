@@ -41,7 +41,7 @@ def train_torch(directory):
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     guard = hvd.Guard(every=1)
-    model, optimizer = hvd.distribute(model, optimizer)
+    model, optimizer = hvd.distribute(model, optimizer, guard=guard)
 
     def variables():
         named = {n: t for n, t in model.state_dict().items() if t.dtype == torch.float32}
@@ -99,7 +99,7 @@ def train_tensorflow(directory):
     rank = hvd.rank()
     guard = hvd.Guard(every=1)
     model, optimizer = hvd.distribute(
-        keras_model(keras, hvd), keras.optimizers.SGD(0.01, momentum=0.9)
+        keras_model(keras, hvd), keras.optimizers.SGD(0.01, momentum=0.9), guard=guard
     )
 
     @tf.function
