@@ -10,21 +10,15 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
-import numpy as np
-
-from hvdsync.comm import verbs, world
+from hvdsync.comm import verbs
+from hvdsync.comm.recurring import RecurringVerdict
 from hvdsync.errors import HvdsyncError
 
 logger = logging.getLogger(__name__)
-
-# How long a signal may go unnoticed while steps are shorter than that.
-_VERDICT_SECONDS = 0.25
-_MOST_STEPS = 1000
 
 
 class Preemption:
@@ -68,9 +62,7 @@ class Preemption:
         self._process = os.getpid()
         self._wish: str | None = None
         self._reasons: list[str] = []
-        self._steps = 0
-        self._until = 1
-        self._last_exchange = time.monotonic()
+        self._verdict = RecurringVerdict("hvdsync.preemption", every)
 
     def install(self) -> Preemption:
         """Start to listen. Raises :class:`HvdsyncError` outside the main thread.
@@ -126,10 +118,7 @@ class Preemption:
         """
         if self._reasons:
             return True
-        self._steps += 1
-        if world.current().size > 1 and self._steps < self._until:
-            return False
-        if not self._exchange():
+        if not self._verdict.ask(self._wish is not None):
             return False
         wishes = verbs.allgather_object(self._wish, "hvdsync.preemption.reasons")
         by_reason: dict[str, list[str]] = {}
@@ -144,20 +133,6 @@ class Preemption:
     def exit(self) -> NoReturn:
         """End the process with ``exit_code``, by ``SystemExit``: open contexts are left first."""
         sys.exit(self.exit_code)
-
-    def _exchange(self) -> bool:
-        """Whether any rank has a wish; all agree on when to ask again."""
-        comm = world.current()
-        if comm.size == 1:
-            return self._wish is not None
-        now = time.monotonic()
-        taken = now - self._last_exchange
-        steps = self.every or round(_VERDICT_SECONDS * self._steps / max(taken, 1e-6))
-        mine = np.array([self._wish is not None, -min(max(steps, 1), _MOST_STEPS)], np.int64)
-        # The slowest rank's interval, which is the shortest in steps.
-        agreed = comm.allreduce(mine, "max", "hvdsync.preemption")
-        self._last_exchange, self._steps, self._until = now, 0, int(-agreed[1])
-        return bool(agreed[0])
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         for listened in self._previous:

@@ -13,6 +13,7 @@ import keras
 
 from hvdsync.comm import launch, verbs, world
 from hvdsync.comm.comparison import noted, require_equal
+from hvdsync.comm.recurring import RecurringVerdict
 from hvdsync.errors import HvdsyncError
 from hvdsync.sync.keras_optimizer import lift_loss_scaling, sharing_of
 
@@ -20,28 +21,37 @@ logger = logging.getLogger(__name__)
 
 
 class _StopTogether(keras.callbacks.Callback):
-    """Last in the list: makes ``stop_training`` of any rank that of all, at the end of epochs.
+    """Last in the list: makes ``stop_training`` of any rank that of all, after the same batch.
 
-    Whatever set it (early stopping on one rank, a local value), the ranks leave in one epoch
-    instead of waiting in a collective for those that left.
+    Whatever set it (early stopping on one rank, a local value), the ranks leave together instead of
+    waiting in a collective for those that left. Within an epoch ranks ask one another some times a
+    second, so that a rank goes on for some batches; at each batch where ``TerminateOnNaN`` is among
+    the callbacks. A callback that stops all ranks after the same batch, and says so by
+    ``ends_all_ranks``, is taken at its word.
     """
 
     def __init__(self, siblings: list[Any]) -> None:
         super().__init__()
         self._siblings = siblings
-        self._every_batch = False
+        self._wish = False
+        self._verdict = RecurringVerdict("hvdsync.keras.stop")
 
     def on_train_begin(self, logs: Any = None) -> None:
-        # Only what stops inside an epoch is worth a collective per batch.
-        stops = any(isinstance(c, keras.callbacks.TerminateOnNaN) for c in self._siblings)
-        self._every_batch = verbs.agree_any(stops)
+        at_once = any(isinstance(c, keras.callbacks.TerminateOnNaN) for c in self._siblings)
+        every = 1 if verbs.agree_any(at_once) else None
+        self._verdict = RecurringVerdict("hvdsync.keras.stop", every)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._wish = False
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self._every_batch:
-            self.model.stop_training = verbs.agree_any(self.model.stop_training)
+        if any(getattr(callback, "ends_all_ranks", False) for callback in self._siblings):
+            return
+        self._wish |= bool(self.model.stop_training)
+        self.model.stop_training = self._verdict.ask(self._wish)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.model.stop_training = verbs.agree_any(self.model.stop_training)
+        self.model.stop_training = verbs.agree_any(self._wish or self.model.stop_training)
 
 
 class _CompareRanks(keras.callbacks.Callback):
@@ -81,6 +91,8 @@ class DistributedCallback(keras.callbacks.Callback):
 
     # Position in the list: callbacks that change what the others see go before them.
     _first = False
+    #: Whether this callback has set ``stop_training``, on all ranks after the same batch.
+    ends_all_ranks = False
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)

@@ -53,7 +53,7 @@ class PreemptionCallback(DistributedCallback):
         self._epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self.preempted = False
+        self.preempted = self.ends_all_ranks = False
         if self._given is None:
             self._preemption = Preemption().install()
 
@@ -68,7 +68,7 @@ class PreemptionCallback(DistributedCallback):
         step = int(self.model.optimizer.iterations)
         self.checkpoint.save(step, model=self.model, epoch=self._epoch, batch=batch + 1, **more)
         if self.exit_code is None:
-            self.model.stop_training = True
+            self.model.stop_training = self.ends_all_ranks = True
             return
         # Waits for a save in the background.
         self.checkpoint.close()

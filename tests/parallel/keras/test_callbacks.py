@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import hvdsync.keras as hvd
+from hvdsync.comm import recurring
 from hvdsync.errors import HvdsyncError, RankMismatch
 from tests.parallel.keras.helpers import (
     assert_close,
@@ -156,6 +157,33 @@ def test_early_stopping_given_to_one_rank_stops_all_in_the_same_epoch():
     model.compile(hvd.distribute(keras.optimizers.SGD(0.01)), "mse")
     history = fit(model, *shard(*data()), 6, 9, callbacks=callbacks)
     assert hvd.allgather_object(len(history.epoch)) == [2] * hvd.size()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.25, 1e9])
+def test_a_callback_that_stops_one_rank_within_an_epoch_stops_all_after_one_batch(
+    seconds, monkeypatch
+):
+    """Asked at each batch, as usual, and never again before the epoch is over."""
+    monkeypatch.setattr(recurring, "_SECONDS", seconds)
+    done = []
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            done.append(batch)
+            if hvd.rank() == hvd.size() - 1 and batch == 2:
+                self.model.stop_training = True
+
+    model = make_model()
+    model.compile(hvd.distribute(keras.optimizers.SGD(0.01)), "mse")
+    x, y = data(10 * hvd.size())
+    callbacks = [Stop(), hvd.callbacks.MetricAverageCallback()]
+    history = fit(model, *shard(x, y), 1, 9, callbacks=callbacks)
+    assert len(history.epoch) == 1
+    counts = hvd.allgather_object(len(done))
+    assert counts == [counts[0]] * hvd.size()
+    assert counts[0] >= 3
+    if seconds == 0.0 or hvd.size() == 1:
+        assert counts[0] == 3
 
 
 def test_a_nan_on_one_rank_ends_training_on_all():

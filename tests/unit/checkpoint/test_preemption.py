@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvdsync.checkpoint import preemption as preemption_module
 from hvdsync.checkpoint.preemption import Preemption
-from hvdsync.comm import world
+from hvdsync.comm import recurring, world
 from hvdsync.comm.communicator import SingleProcess
 from hvdsync.errors import HvdsyncError
 
@@ -164,7 +163,7 @@ def test_ranks_exchange_at_the_interval_that_suits_the_slowest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(preemption_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(recurring.time, "monotonic", lambda: now[0])
     pair = Pair(wish=False, steps=5)
     world.activate(pair)
     preemption = Preemption()
