@@ -8,7 +8,7 @@ from hvdsync.guard.watch.report import Situation, compose
 from hvdsync.guard.watch.stacks import Frame
 
 LIBRARY = Frame("/env/lib/python3/site-packages/horovod/ops.py", 9, "synchronize", "wait(handle)")
-COMPILER = Frame("/env/lib/python3/site-packages/torch/_inductor/compile.py", 1, "compile")
+COMPILER = Frame("/env/lib/python3/site-packages/torch/_inductor/compile_fx.py", 1, "compile")
 
 
 def waiting(rank, *operations, line=5, **more):
