@@ -101,6 +101,8 @@ class Explained:
             with explained():
                 return operation(*args, **kwargs)
 
+        # TensorFlow is not to rewrite what is called while it traces a function, or to warn of it.
+        run.autograph_info__ = {}  # type: ignore[attr-defined]
         # Found at once from now on.
         setattr(self, name, run)
         return run
