@@ -186,7 +186,7 @@ LAUNCHING = (
         "horovod/runner/common/util/safe_shell_exec.py",
         "    # Terminate children gracefully.\n",
         "    try:\n"
-        "        from hvdsync.comm.launch_failure import end_command\n"
+        "        from hvdsync.comm.launch_processes import end_command\n"
         "    except ImportError:\n"
         "        pass\n"
         "    else:\n"

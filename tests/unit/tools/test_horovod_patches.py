@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import importlib
 import importlib.util
 import io
 import json
+import re
 import tarfile
 from pathlib import Path
 from types import ModuleType
@@ -100,6 +102,18 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_every_replacement_says_why() -> None:
     assert all(len(item.why) > 20 for item in replacements_for("2.13.0"))
+
+
+def test_what_horovod_asks_of_hvdsync_is_there() -> None:
+    # Where it is not, Horovod goes on as ever and nobody is told.
+    asked = [
+        match.groups()
+        for item in ALWAYS
+        for match in re.finditer(r"from (hvdsync[.\w]*) import (\w+)", item.new)
+    ]
+    assert len(asked) == 5
+    for module, name in asked:
+        assert callable(getattr(importlib.import_module(module), name)), (module, name)
 
 
 def test_the_patch_level_changes_with_any_replacement() -> None:
