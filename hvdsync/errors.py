@@ -24,6 +24,10 @@ class NonFiniteGradient(HvdsyncError):
     """A gradient or loss is NaN or infinite on at least one rank."""
 
 
+class SilentCorruption(HvdsyncError):
+    """A rank computes wrong numbers: from equal weights and the same batch it gets others."""
+
+
 class StalledRank(HvdsyncError):
     """A collective operation waited longer than its limit for a rank that did not come.
 

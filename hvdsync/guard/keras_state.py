@@ -31,17 +31,21 @@ def list_entries(model: Any, optimizer: Any) -> list[Entry]:
     Not by their names: Keras counts layers up, on a rank that made another model before too.
     """
     parts = shared_variables(model, optimizer)
-    entries = [
-        array_entry(f"{part}.{i}", name_of(variable), _kind(variable), _reader(variable))
-        for part, variables in zip(("model", "optimizer"), parts, strict=True)
-        for i, variable in enumerate(variables)
-    ]
+    entries = [*entries_of("model", parts[0]), *entries_of("optimizer", parts[1])]
     optimizer = _optimizer_of(model, optimizer)
     rate = getattr(optimizer, "learning_rate", None)
     if rate is not None and not any(rate is variable for variable in parts[1]):
         # Of a schedule, which has no variable.
         entries.append(plain_entry("optimizer.learning_rate", float(_value(rate))))
     return entries
+
+
+def entries_of(part: str, variables: Sequence[Any]) -> list[Entry]:
+    """The entries of variables, found by their positions in this part of the state."""
+    return [
+        array_entry(f"{part}.{i}", name_of(variable), _kind(variable), _reader(variable))
+        for i, variable in enumerate(variables)
+    ]
 
 
 def shared_variables(model: Any, optimizer: Any) -> tuple[list[Any], list[Any]]:

@@ -29,6 +29,7 @@ from hvdsync.keras.optimizer import (
     PartialDistributedOptimizer,
     distribute,
 )
+from hvdsync.keras.probe import CorruptionProbe
 from hvdsync.keras.runtime import init, shutdown
 from hvdsync.keras.sync_batch_norm import SyncBatchNormalization
 from hvdsync.keras.uneven import even_batches

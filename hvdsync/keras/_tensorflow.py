@@ -11,6 +11,7 @@ from horovod.common.exceptions import HorovodInternalError
 
 from hvdsync.comm import horovod as _horovod
 from hvdsync.comm import world
+from hvdsync.guard.keras_probe import tape_differentiates
 from hvdsync.guard.tensorflow_nonfinite import GraphVerdict
 from hvdsync.sync.accumulation import GraphAccumulation
 from hvdsync.sync.compression import tensorflow_compression
@@ -58,6 +59,9 @@ def make_reducer(
 def make_verdict(guard: Any) -> Any:
     """What a guard makes of gradients before each update."""
     return GraphVerdict(tf, hvd, guard)
+
+
+differentiate = tape_differentiates(tf)
 
 
 def make_accumulation(passes: int, average: bool) -> Any:

@@ -153,6 +153,12 @@ def make_verdict(guard: Any) -> Any:
     return ListVerdict(torch, guard)
 
 
+def differentiate(loss: Callable[[], Any], variables: Sequence[Any]) -> list[Any]:
+    """The gradients of a loss, which is computed here; each None or an array."""
+    found = torch.autograd.grad(loss(), [v.value for v in variables], allow_unused=True)
+    return [None if g is None else g.detach().cpu().numpy() for g in found]
+
+
 def make_accumulation(passes: int, average: bool) -> Any:
     """Gradients added up over backward passes."""
     return ListAccumulation(passes, average)

@@ -20,6 +20,7 @@ from hvdsync.keras.checkpoint import Checkpoint
 from hvdsync.keras.functions import broadcast_variables
 from hvdsync.keras.guard_callback import GuardCallback
 from hvdsync.keras.preemption import PreemptionCallback
+from hvdsync.keras.probe_callback import CorruptionProbeCallback
 from hvdsync.keras.straggler_callback import StragglerCallback
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ __all__ = [
     "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
     "CheckpointCallback",
+    "CorruptionProbeCallback",
     "GuardCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",

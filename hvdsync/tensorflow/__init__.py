@@ -79,6 +79,7 @@ from hvdsync.tensorflow.functions import (  # noqa: E402
 )
 from hvdsync.tensorflow.guard import Guard, check_replicas  # noqa: E402
 from hvdsync.tensorflow.optimizer import DistributedOptimizer, distribute  # noqa: E402
+from hvdsync.tensorflow.probe import CorruptionProbe  # noqa: E402
 from hvdsync.tensorflow.runtime import (  # noqa: E402
     init,
     is_homogeneous,

@@ -26,6 +26,7 @@ from hvdsync.torch.functions import (
 from hvdsync.torch.guard import Guard, check_replicas
 from hvdsync.torch.ops import *
 from hvdsync.torch.optimizer import DistributedOptimizer
+from hvdsync.torch.probe import CorruptionProbe
 from hvdsync.torch.sync_batch_norm import SyncBatchNorm
 from hvdsync.torch.uneven import even_batches
 

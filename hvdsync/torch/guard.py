@@ -117,7 +117,7 @@ def _entries(model: torch.nn.Module, optimizer: Any, scaler: Any) -> list[Entry]
             # A matrix in two places is read once.
             place = (value.data_ptr(), value.shape, value.stride(), value.dtype)
             if place not in seen or not value.numel():
-                entries.append(_tensor_entry(name, value))
+                entries.append(tensor_entry(name, value))
             seen.add(place)
     if optimizer is not None:
         entries += _optimizer_entries(model, optimizer)
@@ -140,22 +140,22 @@ def _optimizer_entries(model: torch.nn.Module, optimizer: Any) -> Iterator[Entry
 def _leaves(name: str, tree: Any) -> Iterator[Entry]:
     for label, value in flatten(name, tree):
         if torch.is_tensor(value):
-            yield _tensor_entry(label, value)
+            yield tensor_entry(label, value)
         elif isinstance(value, _PLAIN):
             yield plain_entry(label, value)
 
 
-def _tensor_entry(name: str, tensor: torch.Tensor) -> Entry:
+def tensor_entry(name: str, tensor: torch.Tensor) -> Entry:
     tensor = tensor.detach()
     kind = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
-    return Entry(name, name, kind, lambda: _bits(tensor), lambda: _numbers(tensor))
+    return Entry(name, name, kind, lambda: _bits(tensor), lambda: numbers_of(tensor))
 
 
 def _bits(tensor: torch.Tensor) -> np.ndarray:
     return _on_host(tensor).contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
-def _numbers(tensor: torch.Tensor) -> np.ndarray | None:
+def numbers_of(tensor: torch.Tensor) -> np.ndarray | None:
     tensor = _on_host(tensor)
     if tensor.is_floating_point() and tensor.dtype != torch.float64:
         tensor = tensor.float()  # NumPy lacks bfloat16 and the kinds of eight bits
