@@ -32,9 +32,8 @@ def test_differences_within_the_tolerance_of_the_greatest_are_none():
 
 
 def test_a_gradient_that_is_rounding_only_is_measured_by_the_others():
-    ours, theirs = (
-        [("bias", np.array([noise])), ("kernel", np.ones(3))] for noise in (1e-8, -3e-8)
-    )
+    kernel = ("kernel", np.ones(3))
+    ours, theirs = ([("bias", np.array([noise])), kernel] for noise in (1e-8, -3e-8))
     assert _differ(ours, theirs, 1e-4) == ""
     assert "'bias'" in _differ(ours, [("bias", np.array([1e-5])), kernel], 1e-4)
 
