@@ -33,6 +33,12 @@ def test_the_last_words_are_the_last_traceback_and_what_follows():
     assert last_words(TRACEBACK) == TRACEBACK[8:]
 
 
+def test_a_long_message_keeps_its_beginning_and_its_end():
+    message = ["ValueError: it", *(str(i) for i in range(99))]
+    words = last_words(["Traceback (most recent call last):", *message])
+    assert words[1:] == [*message[:5], "  ...", *message[-15:]]
+
+
 def test_without_a_traceback_the_last_words_are_the_last_lines():
     assert last_words([str(i) for i in range(100)]) == [str(i) for i in range(80, 100)]
     assert last_words([]) == []
