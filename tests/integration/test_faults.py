@@ -92,7 +92,7 @@ def marked(case):
     return pytest.param(*case, marks=marks, id="-".join(map(str, case)).replace(" ", "_"))
 
 
-@pytest.mark.parametrize(("stack", "name", "kind", "ranks"), map(marked, MATRIX))
+@pytest.mark.parametrize(("stack", "name", "kind", "ranks"), [marked(case) for case in MATRIX])
 def test_a_fault_ends_the_run_with_a_report(stack, name, kind, ranks, tmp_path):
     if kind == "mpi" and shutil.which("mpirun", path=environment()["PATH"]) is None:
         pytest.skip("there is no mpirun")
