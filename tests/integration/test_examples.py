@@ -44,7 +44,22 @@ def test_an_example_runs_without_a_launcher(tmp_path):
     assert "test accuracy" in result.stdout
 
 
-@pytest.mark.parametrize("name", BRIEF)
+def test_distributed_data_parallel_by_hand_and_through_distribute_is_the_same(tmp_path):
+    import torch
+
+    script = ROOT / "examples" / "pytorch_ddp_mnist.py"
+    learned = []
+    for way in ((), ("--by-hand",)):
+        output = succeed(["python", script, "--epochs", "1", "--steps", "150", *way], tmp_path)
+        assert float(re.search(r"^test accuracy ([\d.]+)%", output, re.M)[1]) > 80
+        assert "process 1: loss" in output
+        learned.append(torch.load(tmp_path / "pytorch-ddp-mnist.pt", weights_only=True))
+    assert learned[0].keys() == {"weight", "bias"}
+    for name, tensor in learned[0].items():
+        assert torch.equal(tensor, learned[1][name])
+
+
+@pytest.mark.parametrize("name", [*BRIEF, "pytorch_ddp"])
 def test_an_example_is_short(name):
     lines = (ROOT / "examples" / f"{name}_mnist.py").read_text().splitlines()
     assert len(lines) <= 60
