@@ -32,6 +32,7 @@ _DRAIN_SECONDS = 5.0
 KEPT_LINES = 2000
 _FRAME_LINES = 20
 _LAST_LINES = 20
+_FIRST_LINES = 5
 _TRACEBACK = "Traceback (most recent call last)"
 #: Errors of ranks that fail because another has.
 _FOLLOWS = re.compile(
@@ -60,7 +61,11 @@ def last_words(lines: Sequence[str]) -> list[str]:
     head = list(lines[start:frames])
     if len(head) > _FRAME_LINES:
         head = [head[0], "  ...", *head[-_FRAME_LINES:]]
-    return [*head, *lines[frames : frames + _LAST_LINES]]
+    words = list(lines[frames:])
+    if len(words) > _LAST_LINES:
+        # Errors of graphs say what it was last, after a long list of where.
+        words = [*words[:_FIRST_LINES], "  ...", *words[_FIRST_LINES - _LAST_LINES :]]
+    return [*head, *words]
 
 
 def report(failures: Sequence[str], rank: int, words: Sequence[str]) -> str:
