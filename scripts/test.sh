@@ -54,6 +54,14 @@ one() { python -m pytest -q "$@" "${pytest_args[@]}"; }
 suite unit one tests/unit
 suite torch-1 one tests/parallel/torch
 suite torch ranks --gloo -np 2 -- tests/parallel/torch
+suite torch-ddp ranks --gloo -np 2 -- tests/parallel/ddp
+if at_length; then
+    suite torch-ddp-4 ranks --gloo -np 4 -- tests/parallel/ddp
+    # What does not ask for Horovod's own operations is the same with either engine.
+    ENGINE=ddp suite torch-verbs-ddp ranks --gloo -np 2 -- \
+        tests/parallel/torch/test_{verbs,state,guard,checkpoint,data,parity,uneven}.py \
+        -k "not join_is_refused"
+fi
 # Checkpoints are the same for any number of ranks, but for one writer among many.
 suite torch-4 ranks --gloo -np 4 -- tests/parallel/torch -k "not test_checkpoint or one_rank_writes"
 # Read whole: a reader that leaves early would break the writer's pipe.
