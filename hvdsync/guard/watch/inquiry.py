@@ -133,8 +133,8 @@ class Inquiry:
             self._warned = True
             frame = users_frame(records[0].stack)  # type: ignore[union-attr]
             logger.warning(
-                "%s compiles or traces at %s, and others have waited %.0f s for it (limit %g s); "
-                "they go on to wait, up to %g s",
+                "%s imports, traces or compiles at %s, and others have waited %.0f s for it "
+                "(limit %g s); they go on to wait, up to %g s",
                 listed(absent),
                 frame.place if frame else "an unknown place",
                 longest,

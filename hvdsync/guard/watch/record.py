@@ -33,7 +33,7 @@ class Record:
 
     @property
     def compiling(self) -> bool:
-        """Whether it traces or compiles, and will come to its collectives later."""
+        """Whether it imports, traces or compiles, and will come to its collectives later."""
         return not self.operations and stacks.is_compiling(self.stack)
 
     def as_dict(self) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def _whereabouts(situation: Situation, rank: int) -> str:
         more = f" and {others} more" if others else ""
         return f"rank {rank} waits for {record.operations[0].name}{more} at {place}"
     if record.compiling:
-        return f"rank {rank} lives, and a framework compiles or traces at {place}"
+        return f"rank {rank} lives, and imports, traces or compiles at {place}"
     return f"rank {rank} lives, and is in no collective, but at {place}"
 
 

@@ -16,8 +16,10 @@ _MOST_FRAMES = 30
 _MOST_THREADS = 5
 
 _PACKAGE = str(Path(__file__).parents[2])
-# Where a framework is while it compiles, or traces a function into a graph, and at no other time.
+# Where a framework is while it compiles, or traces a function into a graph, and at no other time;
+# and where Python is while it imports, which a first step may do for long on a crowded machine.
 _COMPILERS = (
+    "<frozen importlib._bootstrap>",
     "/torch/_dynamo/convert_frame.py",
     "/torch/_inductor/compile_fx.py",
     "/torch/export/",
@@ -84,7 +86,7 @@ def users_frame(stack: Sequence[Frame]) -> Frame | None:
 
 
 def is_compiling(stack: Sequence[Frame]) -> bool:
-    """Whether a framework traces or compiles there, which may take minutes in a first step."""
+    """Whether it imports, traces or compiles there, which may take minutes in a first step."""
     return any(part in frame.file for frame in stack for part in _COMPILERS)
 
 

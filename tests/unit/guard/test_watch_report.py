@@ -91,8 +91,9 @@ def test_a_rank_that_failed_is_the_cause_and_its_traceback_is_shown():
 def test_a_compiling_rank_is_told_from_one_that_hangs():
     record = elsewhere(1, COMPILER)
     assert record.compiling and not elsewhere(1).compiling
+    assert elsewhere(1, Frame("<frozen importlib._bootstrap>", 1, "_load_unlocked")).compiling
     report = compose(situation(waiting(0, Operation(0, 12, "loss")), record, size=2))
-    assert "rank 1 lives, and a framework compiles or traces at /job/load.py:40" in report.text
+    assert "rank 1 lives, and imports, traces or compiles at /job/load.py:40" in report.text
 
 
 def test_a_failure_is_the_cause_even_when_another_rank_finished_before():

@@ -56,6 +56,7 @@ def test_a_deep_stack_keeps_the_users_lines():
     assert [f.function for f in found].count("users") == 41
 
 
+@pytest.mark.slow
 def test_pytorch_compiles_only_while_it_compiles():
     torch = pytest.importorskip("torch")
     seen = {}
@@ -73,6 +74,7 @@ def test_pytorch_compiles_only_while_it_compiles():
     assert seen == {"compiling": True, "running": False}
 
 
+@pytest.mark.slow
 def test_tensorflow_compiles_only_while_it_traces():
     tf = pytest.importorskip("tensorflow")
     seen = {}
