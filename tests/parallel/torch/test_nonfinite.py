@@ -413,6 +413,45 @@ def test_a_gradient_that_nobody_took_a_step_with_is_forgotten():
     assert model[0].weight.isfinite().all()
 
 
+def test_a_gradient_that_was_thrown_away_is_forgotten_without_another_one():
+    model, optimizer = distributed(hvd.Guard(), "adam")
+    damage(model[0].weight, NAN)
+    model(batch()).square().mean().backward()
+    optimizer.zero_grad()
+    optimizer.step()
+    assert model[0].weight.isfinite().all()
+
+
+def test_a_gradient_that_another_one_took_the_place_of_is_forgotten():
+    model, optimizer = distributed(hvd.Guard())
+    hook = damage(model[0].weight, NAN)
+    model(batch()).square().mean().backward()
+    hook.remove()
+    model.zero_grad()
+    model(batch()).square().mean().backward()
+    optimizer.step()
+    assert model[0].weight.isfinite().all()
+
+
+def test_gradients_put_in_place_by_hand_are_judged():
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 0.1), guard=hvd.Guard())
+    weight.grad = torch.tensor([1.0, INF, 1.0] if hvd.rank() == last() else [1.0, 1.0, 1.0])
+    assert f"rank {last()}: 1 infinite of 3 elements" in refusal_of(optimizer.step)
+    assert torch.equal(weight, torch.ones(3))
+
+
+def test_only_the_input_of_this_step_counts():
+    guard = hvd.Guard()
+    model, optimizer = distributed(guard)
+    guard.watch(torch.tensor([NAN]))
+    step(model, optimizer)
+    with torch.no_grad():
+        model(torch.full((1, 5), NAN))
+    damage(model[0].weight, NAN)
+    assert "its input was finite" in refusal_of(lambda: step(model, optimizer))
+
+
 def test_two_optimizers_are_judged_each_for_itself():
     guard = hvd.Guard(on_nonfinite="skip")
     first, one = distributed(guard)
