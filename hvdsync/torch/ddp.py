@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from hvdsync.comm import clock, verbs
+from hvdsync.comm import clock, process_group, verbs
 from hvdsync.comm.comparison import noted, require_equal
 from hvdsync.errors import HvdsyncError
 from hvdsync.guard.guard import Guard
@@ -32,7 +32,10 @@ from hvdsync.torch.optimizer import (
 # What this engine decides itself.
 _FIXED = {"module", "gradient_as_bucket_view", "init_sync", "process_group", "device_mesh"}
 
-_reducers: weakref.WeakKeyDictionary[torch.nn.Module, DdpReducer] = weakref.WeakKeyDictionary()
+# Weak on both sides: a reducer keeps its model.
+_reducers: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[DdpReducer]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def distribute_optimizer(
@@ -158,12 +161,12 @@ class DdpReducer:
         self._pass_is_open = False
         self._suspended = False
         self._sent_last = False
-        self._closed = False
+        self._closed = self._is_prepared = False
         self._flags: list[Any] = []
         self._suspect: tuple[Any, Any] | None = None
-        if (previous := _reducers.get(model)) is not None:
+        if model in _reducers and (previous := _reducers[model]()) is not None:
             previous.close()
-        _reducers[model] = self
+        _reducers[model] = weakref.ref(self)
         self._forward_hooks = (
             model.register_forward_pre_hook(_Hook(self._before_forward), with_kwargs=True),
             model.register_forward_hook(_Hook(self._after_forward)),
@@ -199,7 +202,10 @@ class DdpReducer:
     # Around the forward pass
 
     def _before_forward(self, module: Any, args: Any, kwargs: Any) -> Any:
-        ddp = self._wrapper() if torch.is_grad_enabled() else None
+        # After shutdown() a model computes alone.
+        is_reduced = torch.is_grad_enabled() and process_group.active() is not None
+        ddp = self._wrapper() if is_reduced else None
+        self._is_prepared = ddp is not None
         if ddp is None:
             return None
         ddp.require_backward_grad_sync = (
@@ -208,8 +214,9 @@ class DdpReducer:
         return ddp._pre_forward(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def _after_forward(self, module: Any, args: Any, output: Any) -> Any:
-        if self._ddp is None or not torch.is_grad_enabled():
+        if self._ddp is None or not self._is_prepared:
             return None
+        self._is_prepared = False
         return self._ddp._post_forward(output)  # type: ignore[no-untyped-call]
 
     def _wrapper(self) -> DistributedDataParallel | None:
@@ -226,8 +233,10 @@ class DdpReducer:
         self._ddp = DistributedDataParallel(
             whole, init_sync=False, gradient_as_bucket_view=True, **self._options
         )
-        # PyTorch looks at annotations, and knows none that are text.
-        self._ddp.register_comm_hook(None, lambda state, bucket: self._send(bucket))
+        # A weak reference: what C++ holds, Python does not see when it looks for cycles. And no
+        # annotations, of which PyTorch would know none that is text.
+        this = weakref.proxy(self)
+        self._ddp.register_comm_hook(None, lambda state, bucket: this._send(bucket))
         return self._ddp
 
     def _hook(self, parameter: torch.Tensor) -> None:

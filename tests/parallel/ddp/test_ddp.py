@@ -1,7 +1,9 @@
 """``engine="ddp"``: gradients of a model that is distributed, and what stays as it was."""
 
 import copy
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -390,3 +392,27 @@ def test_a_step_that_reduces_nothing_is_an_error(several_ranks):
     model.requires_grad_(False)
     with pytest.raises(HvdsyncError, match="no parameter of the model requires a gradient"):
         optimizer.step()
+
+
+def test_a_world_ends_and_begins_anew():
+    model, optimizer = distributed()
+    x = batch(0)
+    mean_loss(model, *shard(x)).backward()
+    optimizer.step()
+    hvd.shutdown()
+    try:
+        model.zero_grad()
+        mean_loss(model, x).backward()  # reduces nothing
+        assert model.last.weight.grad is not None
+    finally:
+        hvd.init(engine="ddp")
+    test_training_is_that_of_one_process_on_all_samples()
+
+
+def test_a_model_that_nobody_uses_is_forgotten():
+    model, optimizer = distributed()
+    mean_loss(model, *shard(batch(0))).backward()
+    gone = weakref.ref(model)
+    del model, optimizer
+    gc.collect()
+    assert gone() is None
