@@ -108,6 +108,11 @@ class Member:
         if cause is None:
             return None
         trace = f". Its traceback:\n{cause.trace}" if cause.trace else ""
+        if cause.how == "finished":
+            trace = (
+                ", and this rank still needs it. Let every rank make as many steps and other "
+                "collectives (hvd.even_batches evens batches out)"
+            )
         return RankFailed(f"{here} cannot go on: {cause.text}{trace}")
 
     def let_the_first_go_first(self) -> None:
