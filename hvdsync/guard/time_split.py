@@ -21,6 +21,9 @@ STEP = ("whole", "data", "stalled", "checkpoint")
 # it waited for data; seconds at work and bytes read of the processes below this one.
 EVIDENCE = ("data_busy", "busy", "delayed", "data_read", "children_busy", "children_read")
 
+# Share of the time from which on it is worth while to look for what else is at work on the data.
+_MATTERS = 0.1
+
 
 class TimeSplit:
     """Measures the steps of this process. :meth:`step` ends one; the first one starts the clock.
@@ -30,13 +33,13 @@ class TimeSplit:
 
     def __init__(self) -> None:
         self._last: tuple[float, ...] | None = None
-        self._begin_stretch()
+        self._begin_stretch(_Totals())
 
     def step(self) -> int:
         """End a step; gives the number of steps that are recorded."""
         now = (time.perf_counter(), *clock.spent())
         if self._last is None:
-            self._begin_stretch()
+            self._begin_stretch(_Totals())
         else:
             # A part may have shrunk: something that counted for itself is gone.
             self._rows.append(tuple(max(a - b, 0.0) for a, b in zip(now, self._last, strict=True)))
@@ -68,32 +71,54 @@ class TimeSplit:
     def take(self) -> tuple[np.ndarray, np.ndarray]:
         """(steps, evidence) since the last call: float64 (n, 4) and (6,)."""
         rows = np.array(self._rows, np.float64).reshape(-1, len(STEP))
-        busy, delayed = self._busiest()
+        whole, data, *others = rows.sum(axis=0)
+        now = _Totals(with_children=data > _MATTERS * whole)
+        busy, delayed = now.busiest_since(self._before)
         data_busy = self._data.busy
         if self._fetched_unseen:
             # What is left when all computing was busy.
-            whole, *parts = rows.sum(axis=0)
-            data_busy = max(busy - (whole - sum(parts)), 0.0)
-        below = Usage()
-        for pid, usage in children().items():
-            below.add_between(self._children.get(pid, Usage()), usage)
+            data_busy = max(busy - (whole - data - sum(others)), 0.0)
+        below = now.children_since(self._before, whole)
         evidence = (data_busy, busy, delayed, self._data.read, below.process, below.read)
-        self._begin_stretch()
+        self._begin_stretch(now)
         return rows, np.array(evidence, np.float64)
 
-    def _busiest(self) -> tuple[float, float]:
+    def _begin_stretch(self, now: _Totals) -> None:
+        self._rows: list[tuple[float, ...]] = []
+        self._data = Usage()
+        self._fetched_unseen = False
+        self._before = now
+
+
+class _Totals:
+    """What this process, its threads and the processes below it have used so far."""
+
+    def __init__(self, with_children: bool = False) -> None:
+        self.cpu = time.process_time()
+        self.threads = threads()
+        self.children = children() if with_children else None
+
+    def busiest_since(self, before: _Totals) -> tuple[float, float]:
         """Seconds in which there was work for a processor, and those of them without one."""
-        busy, delayed = time.process_time() - self._cpu, 0.0
-        for number, (running, waiting) in threads().items():
-            before = self._threads.get(number, (0.0, 0.0))
-            running, waiting = running - before[0], waiting - before[1]
+        busy, delayed = self.cpu - before.cpu, 0.0
+        for number, (running, waiting) in self.threads.items():
+            earlier = before.threads.get(number, (0.0, 0.0))
+            running, waiting = running - earlier[0], waiting - earlier[1]
             wanted = demand(running, waiting)
             if wanted > max(busy, running):
                 busy, delayed = wanted, waiting
         return busy, delayed
 
-    def _begin_stretch(self) -> None:
-        self._rows: list[tuple[float, ...]] = []
-        self._data = Usage()
-        self._fetched_unseen = False
-        self._cpu, self._threads, self._children = time.process_time(), threads(), children()
+    def children_since(self, before: _Totals, seconds: float) -> Usage:
+        """What the processes below used since then, ``seconds`` ago; nothing if it was not read."""
+        below = Usage()
+        for number, (usage, age) in (self.children or {}).items():
+            if before.children is not None:
+                earlier, _ = before.children.get(number, (Usage(), 0.0))
+                below.add_between(earlier, usage)
+            else:
+                # As much as in other times of its life.
+                share = min(seconds / age, 1.0) if age > 0 else 1.0
+                below.process += share * usage.process
+                below.read += share * usage.read
+        return below

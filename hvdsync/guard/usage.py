@@ -65,31 +65,43 @@ def reading() -> Usage:
 def threads() -> dict[str, tuple[float, float]]:
     """Of each thread of this process: seconds running, and waiting to run."""
     found = {}
-    try:
-        numbers = os.listdir("/proc/self/task")
-    except OSError:
-        return {}
-    for number in numbers:
-        try:
-            with open(f"/proc/self/task/{number}/schedstat", "rb") as file:
-                running, waiting, _ = file.read().split()
-        except (OSError, ValueError):
-            continue  # it has ended meanwhile, or the kernel does not count
-        found[number] = int(running) / 1e9, int(waiting) / 1e9
+    for number in _entries("/proc/self/task"):
+        schedule = _read(f"/proc/self/task/{number}/schedstat").split()
+        if len(schedule) > 1:  # it may have ended meanwhile
+            found[number] = int(schedule[0]) / 1e9, int(schedule[1]) / 1e9
     return found
 
 
-def children() -> dict[int, Usage]:
-    """The usage of each process below this one, such as loader workers, by its number."""
+def children() -> dict[int, tuple[Usage, float]]:
+    """The usage of each process below this one, such as loader workers, and its age in seconds.
+
+    Some milliseconds: the whole list of processes is looked through.
+    """
     found = {}
     for child in psutil.Process().children(recursive=True):
         try:
             times = child.cpu_times()
             read = float(child.io_counters().read_chars)
+            age = time.time() - child.create_time()
         except (psutil.Error, OSError, AttributeError):
             continue  # it has ended meanwhile, or may not be looked at
-        found[child.pid] = Usage(process=times.user + times.system, read=read)
+        found[child.pid] = Usage(process=times.user + times.system, read=read), age
     return found
+
+
+def _entries(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.read()
+    except OSError:
+        return b""
 
 
 # Kept open: to open costs more than to read. What they tell is of the thread that opened them, and

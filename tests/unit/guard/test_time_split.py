@@ -1,6 +1,8 @@
 """Where one process's time goes: what is marked, what is left, and what is not counted."""
 
+import multiprocessing
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +10,7 @@ from hvdsync.comm import clock
 from hvdsync.guard import time_split
 from hvdsync.guard.stragglers import Stragglers
 from hvdsync.guard.time_split import EVIDENCE, TimeSplit
+from hvdsync.guard.usage import children
 
 
 @pytest.fixture
@@ -106,6 +109,46 @@ def test_bytes_that_a_loader_reads_are_evidence(tmp_path):
     split.step()
     evidence = dict(zip(EVIDENCE, split.take()[1], strict=True))
     assert 2**20 <= evidence["data_read"] < 2 * 2**20
+
+
+def read_forever(path, started):
+    started.set()
+    while True:
+        Path(path).read_bytes()
+
+
+@pytest.mark.parametrize("known_before", [False, True])
+def test_processes_below_are_evidence_when_data_takes_long(tmp_path, known_before):
+    path = tmp_path / "samples"
+    path.write_bytes(bytes(2**16))
+    context = multiprocessing.get_context("spawn")
+    started = context.Event()
+    worker = context.Process(target=read_forever, args=(path, started), daemon=True)
+    worker.start()
+
+    def let_it_work():
+        until = children()[worker.pid][0].process + 0.1
+        while children()[worker.pid][0].process < until:
+            pass
+
+    def evidence():
+        split.step()
+        return dict(zip(EVIDENCE, split.take()[1], strict=True))
+
+    try:
+        assert started.wait(60)
+        split = TimeSplit()
+        split.step()
+        for _ in range(1 + known_before):
+            clock.add("data", 1e6)  # as if that were all
+            let_it_work()
+            found = evidence()
+            assert found["children_read"] > 2**16
+            assert found["children_busy"] > 0
+        assert evidence()["children_read"] == 0  # data took no time: it was not looked at
+    finally:
+        worker.kill()
+        worker.join()
 
 
 def test_alone_a_report_says_where_time_goes(hands):
