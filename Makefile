@@ -4,7 +4,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-train train test soak lint clean
+.PHONY: help setup setup-train train test faults soak lint clean
 
 NP ?= 4
 ARGS ?=
@@ -26,6 +26,9 @@ train: setup-train ## train a model on MNIST with four workers (installs what is
 
 test: setup ## run the tests; SLOW=1: the slowest too (installs what is missing)
 	scripts/test.sh
+
+faults: setup ## each fault in each framework, over Gloo and MPI, at two and four ranks (half an hour)
+	scripts/test.sh faults
 
 soak: setup ## kill training runs at random moments for SECONDS=600, and verify what they end with
 	nice -n 10 python tests/integration/soak.py --seconds $(SECONDS)

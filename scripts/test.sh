@@ -3,9 +3,10 @@
 #
 #   scripts/test.sh                 all suites
 #   scripts/test.sh unit torch-mpi  these only (names as printed)
+#   scripts/test.sh faults          each fault in each framework and world; not among "all"
 #
 # SLOW=1                            the slowest tests too, as CI runs them: killed, joined and
-#                                   resumed runs of every framework, all faults, four ranks of each
+#                                   resumed runs of every framework, four ranks of each
 # PYTEST_ARGS='-k broadcast -x'     more arguments for every pytest
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,7 +14,11 @@ export PATH=$PWD/.venv/bin:$PATH
 asked=("$@")
 known=()
 read -ra pytest_args <<< "${PYTEST_ARGS:-}"
-if [[ -z ${SLOW:-} ]]; then pytest_args+=(-m "not slow"); fi
+if [[ -n ${SLOW:-} ]]; then
+    pytest_args+=(-m "not matrix")
+else
+    pytest_args+=(-m "not matrix and not slow")
+fi
 
 # Several ranks share the cores of a small machine: one thread each, and Open MPI must be told that
 # this is meant. It also asks whether root, as in a container, is meant.
@@ -84,6 +89,9 @@ if at_length; then
     KERAS_BACKEND=torch suite keras-torch-4 ranks --gloo -np 4 -- tests/parallel/keras/test_parity.py
 fi
 suite integration one tests/integration
+if [[ " ${asked[*]} " == *" faults "* ]]; then
+    suite faults python -m pytest -q tests/integration/test_faults.py
+fi
 
 for name in "${asked[@]}"; do
     if [[ " ${known[*]} " != *" $name "* ]]; then

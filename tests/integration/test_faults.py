@@ -66,7 +66,7 @@ STACKS = {
     "keras-tensorflow": ("keras", "tensorflow"),
     "keras-torch": ("keras", "torch"),
 }
-# Run each time; the others are for those who ask for slow tests.
+# Run each time; further ones with the slow tests; all of them by `make faults`.
 QUICK = [
     ("torch", "is killed", "gloo", 2),
     ("torch", "skips", "gloo", 2),
@@ -74,6 +74,11 @@ QUICK = [
     ("tensorflow", "raises", "gloo", 2),
     ("keras-tensorflow", "bit of a momentum", "gloo", 2),
     ("keras-torch", "reduces alone", "gloo", 2),
+]
+SLOW = [
+    *(("torch", fault, "gloo", 2) for fault in FAULTS),
+    *((stack, fault, "gloo", 2) for stack in STACKS for fault in ("is killed", "skips", "nan")),
+    *(("torch", fault, "mpi", 4) for fault in ("is killed", "skips", "bit of a buffer")),
 ]
 MATRIX = [
     (stack, fault, kind, ranks)
@@ -88,7 +93,7 @@ MATRIX = [
 
 
 def marked(case):
-    marks = () if case in QUICK else pytest.mark.slow
+    marks = () if case in QUICK else pytest.mark.slow if case in SLOW else pytest.mark.matrix
     return pytest.param(*case, marks=marks, id="-".join(map(str, case)).replace(" ", "_"))
 
 
