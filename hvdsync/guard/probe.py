@@ -107,7 +107,8 @@ class CorruptionProbe:
         self.tolerance = tolerance
         self.on_corruption = on_corruption
         self._calls = StepCount()
-        self._good = 0
+        # The step of the last probe that each rank took part in and that found nothing.
+        self._good: dict[int, int] = {}
 
     def _check(self, backend: Backend, batch: Any) -> tuple[int, ...]:
         """Count a step and, when it is due, probe; the ranks that were found to be wrong."""
@@ -115,20 +116,24 @@ class CorruptionProbe:
         if step % self.every:
             return ()
         number = step // self.every - 1
-        finding = _Round(backend, self.tolerance, _pair(number, verbs.size()), step).run(batch)
+        if step <= max(self._good.values(), default=0):
+            self._good.clear()  # the ranks have met anew, and may be others
+        pair = _pair(number, verbs.size())
+        finding = _Round(backend, self.tolerance, pair, step).run(batch)
         if finding is None:
-            self._good = step
+            self._good.update(dict.fromkeys(pair, step))
             return ()
-        text = f"step {step}: {finding.text}. {self._advice(finding)}"
+        text = f"step {step}: {finding.text}. {self._advice(finding.ranks or pair)}"
         if self.on_corruption == "raise":
             raise SilentCorruption(f"rank {verbs.rank()} of {verbs.size()}: {text}")
         if verbs.rank() == 0:
             logger.warning("%s", text)
         return finding.ranks
 
-    def _advice(self, finding: Finding) -> str:
-        where = "from before this run" if self._good == 0 else f"of step {self._good} or before"
-        out = "its device or host" if len(finding.ranks) == 1 else "the faulty device or host"
+    def _advice(self, suspects: Sequence[int]) -> str:
+        good = min(self._good.get(rank, 0) for rank in suspects)
+        where = "from before this run" if good == 0 else f"of step {good} or before"
+        out = "its device or host" if len(suspects) == 1 else "the faulty device or host"
         return f"Take {out} out of the run, and go back to a checkpoint {where}"
 
 

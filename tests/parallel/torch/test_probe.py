@@ -122,6 +122,19 @@ def test_a_wrong_rank_is_found_when_its_turn_comes():
     assert f"rank {hvd.size() - 1} computes wrong numbers" in text
 
 
+def test_the_checkpoint_to_go_back_to_is_older_than_the_last_probe_of_that_rank():
+    if hvd.size() != 4:
+        pytest.skip("a matter of turns among four")
+    wrong = Wrong(1, factor=1.0)
+    probe = hvd.CorruptionProbe(wrong, every=1)
+    for _ in range(2):  # of ranks 0 and 1, of 1 and 2
+        assert probe.check(net(), batch()) == ()
+    wrong.now = 1.5
+    text = text_of(probe, steps=4)  # not those of 2 and 3, 3 and 0, 0 and 2, but of 1 and 3
+    assert "step 6: rank 1 computes wrong numbers" in text
+    assert "go back to a checkpoint of step 2 or before" in text
+
+
 def test_what_is_below_the_tolerance_is_no_difference():
     probe = hvd.CorruptionProbe(Wrong(0, factor=1 + 1e-6), every=1)
     assert probe.check(net(), batch()) == ()
