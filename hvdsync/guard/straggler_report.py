@@ -15,8 +15,11 @@ KINDS = ("data", "compute", "waiting", "communication", "checkpoint")
 # What a rank does by itself, while the others may be waiting for it.
 OWN = ("data", "compute", "checkpoint")
 
-# Busy for more of the time than this, a processor computes; for less, it mostly stands.
+# Busy for more of the time than this, processors compute; for less, they mostly stand.
 _BUSY = 0.5
+# A thread that has or wants a processor for more of the time than this computes. The share is
+# higher: on a crowded machine one that just wakes now and then wants one for most of the time.
+_WANTED = 0.8
 # Bytes for each second of waiting for data that count as reading files: little for any disk.
 _READING = 64 * 1024
 # Share of its computing that a rank may be kept from by other processes without a word.
@@ -49,7 +52,7 @@ class StragglerReport:
 
 
 def judge(first_step: int, rows: np.ndarray, evidence: np.ndarray) -> StragglerReport:
-    """The report on all ranks' ``rows`` (ranks, steps, 4) and ``evidence`` (ranks, 6).
+    """The report on all ranks' ``rows`` (ranks, steps, 4) and ``evidence`` (ranks, 8).
 
     See :mod:`hvdsync.guard.time_split` for what these hold.
     """
@@ -93,7 +96,9 @@ def _why(kind: str, spent: float, stalled: float, evidence: dict[str, float], st
     if kind == "data":
         return _why_data(spent, evidence, steps)
     # A thread that stands still in a collective may keep its processor.
-    if evidence["busy"] - evidence["data_busy"] - stalled < _BUSY * spent:
+    cpu = evidence["cpu"] - evidence["data_cpu"] - stalled
+    wanted = evidence["wanted"] - evidence["data_wanted"] - stalled
+    if not _is_busy(cpu, wanted, spent):
         return "it is mostly idle there: it sleeps, or waits for a device, a lock or a network"
     if evidence["delayed"] > _CROWDED * spent:
         delayed = _ms(min(evidence["delayed"], spent) / steps)
@@ -102,17 +107,22 @@ def _why(kind: str, spent: float, stalled: float, evidence: dict[str, float], st
 
 
 def _why_data(spent: float, evidence: dict[str, float], steps: int) -> str:
-    busy, read, where = evidence["data_busy"], evidence["data_read"], ""
-    if evidence["children_busy"] > _BUSY * busy or evidence["children_read"] > read:
+    cpu, wanted = evidence["data_cpu"], evidence["data_wanted"]
+    read, where = evidence["data_read"], ""
+    if evidence["children_cpu"] > _BUSY * cpu or evidence["children_read"] > read:
         # What this process reads then are the batches that they hand over.
-        busy, read = evidence["children_busy"], evidence["children_read"]
+        cpu, read = evidence["children_cpu"], evidence["children_read"]
         where = " in loader workers"
     if read > _READING * spent:
         pace = f"{read / steps / 2**20:.3g} MiB a step, {read / spent / 2**20:.3g} MiB/s"
         return f"it reads files there{where}: {pace}"
-    if busy > _BUSY * spent:
+    if _is_busy(cpu, wanted, spent):
         return f"it computes there{where}: decoding, augmentation"
     return f"it is idle there{where}: its loader sleeps, or waits for a lock or a network"
+
+
+def _is_busy(cpu: float, wanted: float, spent: float) -> bool:
+    return cpu > _BUSY * spent or wanted > _WANTED * spent
 
 
 def _sentence(

@@ -16,10 +16,19 @@ from hvdsync.guard.usage import Usage, children, demand, reading, threads
 
 # What is kept of each step, in seconds, ...
 STEP = ("whole", "data", "stalled", "checkpoint")
-# ... and of a stretch of steps: seconds in which a processor was at work, or asked for in vain,
-# while this rank waited for data, and in all; the latter part of them; bytes that were read while
-# it waited for data; seconds at work and bytes read of the processes below this one.
-EVIDENCE = ("data_busy", "busy", "delayed", "data_read", "children_busy", "children_read")
+# ... and of a stretch of steps: processor seconds while this rank waited for data, and those that
+# its threads had or wanted; both in all; the part of the last that they wanted in vain; bytes read
+# while it waited for data; processor seconds and bytes read of the processes below this one.
+EVIDENCE = (
+    "data_cpu",
+    "data_wanted",
+    "cpu",
+    "wanted",
+    "delayed",
+    "data_read",
+    "children_cpu",
+    "children_read",
+)
 
 # Share of the time from which on it is worth while to look for what else is at work on the data.
 _MATTERS = 0.1
@@ -69,17 +78,28 @@ class TimeSplit:
         self._fetched_unseen = True
 
     def take(self) -> tuple[np.ndarray, np.ndarray]:
-        """(steps, evidence) since the last call: float64 (n, 4) and (6,)."""
+        """(steps, evidence) since the last call: float64 (n, 4) and (8,)."""
         rows = np.array(self._rows, np.float64).reshape(-1, len(STEP))
         whole, data, *others = rows.sum(axis=0)
         now = _Totals(with_children=data > _MATTERS * whole)
-        busy, delayed = now.busiest_since(self._before)
-        data_busy = self._data.busy
+        cpu = now.cpu - self._before.cpu
+        wanted, delayed = now.wanted_since(self._before)
+        data_cpu, data_wanted = self._data.process, self._data.wanted
         if self._fetched_unseen:
             # What is left when all computing was busy.
-            data_busy = max(busy - (whole - data - sum(others)), 0.0)
+            computing = whole - data - sum(others)
+            data_cpu, data_wanted = max(cpu - computing, 0.0), max(wanted - computing, 0.0)
         below = now.children_since(self._before, whole)
-        evidence = (data_busy, busy, delayed, self._data.read, below.process, below.read)
+        evidence = (
+            data_cpu,
+            data_wanted,
+            cpu,
+            wanted,
+            delayed,
+            self._data.read,
+            below.process,
+            below.read,
+        )
         self._begin_stretch(now)
         return rows, np.array(evidence, np.float64)
 
@@ -98,16 +118,15 @@ class _Totals:
         self.threads = threads()
         self.children = children() if with_children else None
 
-    def busiest_since(self, before: _Totals) -> tuple[float, float]:
-        """Seconds in which there was work for a processor, and those of them without one."""
-        busy, delayed = self.cpu - before.cpu, 0.0
+    def wanted_since(self, before: _Totals) -> tuple[float, float]:
+        """Processor seconds that threads had or wanted, and those wanted in vain."""
+        total, delayed = 0.0, 0.0
         for number, (running, waiting) in self.threads.items():
             earlier = before.threads.get(number, (0.0, 0.0))
             running, waiting = running - earlier[0], waiting - earlier[1]
             wanted = demand(running, waiting)
-            if wanted > max(busy, running):
-                busy, delayed = wanted, waiting
-        return busy, delayed
+            total, delayed = total + wanted, delayed + wanted - running
+        return total, delayed
 
     def children_since(self, before: _Totals, seconds: float) -> Usage:
         """What the processes below used since then, ``seconds`` ago; nothing if it was not read."""

@@ -15,7 +15,7 @@ import psutil
 
 # A thread that runs for less than this share of the time in which it waits to hardly does anything:
 # where processors are crowded, one that wakes for a moment waits longer than it works.
-_WORKS = 0.15
+_WORKS = 0.2
 
 
 @dataclass
@@ -33,9 +33,9 @@ class Usage:
     read: float = 0.0
 
     @property
-    def busy(self) -> float:
-        """Seconds in which there was work for a processor, whether it had one or not."""
-        return max(self.process, demand(self.thread, self.delayed))
+    def wanted(self) -> float:
+        """Processor seconds that the thread had or wanted."""
+        return demand(self.thread, self.delayed)
 
     def add_between(self, before: Usage, after: Usage) -> None:
         """Add what was used from one reading to the other."""
@@ -46,7 +46,7 @@ class Usage:
 
 
 def demand(running: float, waiting: float) -> float:
-    """Seconds in which a thread had work, from those of running and of waiting to run."""
+    """Processor seconds that a thread had or wanted: running, and waiting to run."""
     return running + waiting if running > _WORKS * waiting else running
 
 

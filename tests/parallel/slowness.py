@@ -4,7 +4,7 @@ import os
 import time
 
 # Much more than a step takes, also where ranks share few cores.
-SECONDS = 0.1
+SECONDS = 0.15
 
 
 def compute():
@@ -67,6 +67,6 @@ def assert_verdict(report, case, ranks):
         assert means["waiting"][rank] > SECONDS / 2, report.text
         own = sum(means[k][rank] for k in ("data", "compute", "checkpoint"))
         assert own < means["waiting"][rank], report.text
-    assert means["waiting"][slow] < SECONDS / 2, report.text
+        assert means["waiting"][slow] < means["waiting"][rank], report.text
     # Less than all of it where batches are read ahead.
     assert means[kind][slow] > SECONDS / 2, report.text

@@ -10,7 +10,7 @@ import hvdsync.keras as hvd
 from tests.parallel import slowness
 from tests.parallel.keras.helpers import data, fit, make_model
 
-STEPS = 8
+STEPS = 12
 
 
 class Batches(keras.utils.PyDataset):
@@ -21,7 +21,7 @@ class Batches(keras.utils.PyDataset):
         self._case, self._path = case, path
 
     def __len__(self):
-        return 3 * STEPS + 1  # more than are read ahead while the first step compiles
+        return 2 * STEPS + 1  # more than are read ahead while the first step compiles
 
     def __getitem__(self, index):
         if self._case is not None:

@@ -9,7 +9,7 @@ import hvdsync.tensorflow as hvd
 from tests.parallel import slowness
 from tests.parallel.tensorflow.helpers import loss_of, make_model
 
-STEPS = 8
+STEPS = 12
 
 
 @pytest.mark.usefixtures("several_ranks")

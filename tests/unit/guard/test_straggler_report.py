@@ -44,12 +44,13 @@ def test_a_rank_that_saves_is_named_for_it():
 @pytest.mark.parametrize(
     ("evidence", "words"),
     [
-        ({"data_busy": 0.3}, "it is idle there: its loader sleeps"),
-        ({"data_busy": 5.0}, "it computes there: decoding"),
-        ({"data_busy": 0.3, "data_read": 2**20 * 60}, "it reads files there: 6 MiB a step"),
-        ({"data_busy": 0.3, "children_busy": 5.0}, "it computes there in loader workers"),
+        ({"data_cpu": 0.3, "data_wanted": 4.0}, "it is idle there: its loader sleeps"),
+        ({"data_cpu": 5.0}, "it computes there: decoding"),
+        ({"data_cpu": 1.0, "data_wanted": 5.5}, "it computes there: decoding"),
+        ({"data_cpu": 0.3, "data_read": 2**20 * 60}, "it reads files there: 6 MiB a step"),
+        ({"data_cpu": 0.3, "children_cpu": 5.0}, "it computes there in loader workers"),
         (
-            {"data_busy": 0.3, "data_read": 100, "children_read": 2**20 * 60},
+            {"data_cpu": 0.3, "data_read": 100, "children_read": 2**20 * 60},
             "it reads files there in loader workers: 6 MiB a step, 10 MiB/s",
         ),
     ],
@@ -63,11 +64,14 @@ def test_waiting_for_data_is_told_by_what_went_on_meanwhile(evidence, words):
 @pytest.mark.parametrize(
     ("evidence", "words"),
     [
-        ({"busy": 1.5}, "it is mostly idle there"),
-        ({"busy": 8.0}, "it is busy there: more work than others"),
-        ({"busy": 8.0, "delayed": 4.0}, "it is busy there, and others have its processors for 400"),
+        ({"cpu": 1.5}, "it is mostly idle there"),
+        ({"cpu": 8.0}, "it is busy there: more work than others"),
+        (
+            {"cpu": 4.0, "wanted": 8.5, "delayed": 4.0},
+            "it is busy there, and others have its processors for 400",
+        ),
         # A thread that spins while it waits for others is no work.
-        ({"busy": 4.0, "data_busy": 2.0}, "it is mostly idle there"),
+        ({"cpu": 4.0, "data_cpu": 2.0}, "it is mostly idle there"),
     ],
 )
 def test_computing_is_told_by_the_processor(evidence, words):

@@ -144,7 +144,7 @@ def test_processes_below_are_evidence_when_data_takes_long(tmp_path, known_befor
             let_it_work()
             found = evidence()
             assert found["children_read"] > 2**16
-            assert found["children_busy"] > 0
+            assert found["children_cpu"] > 0
         assert evidence()["children_read"] == 0  # data took no time: it was not looked at
     finally:
         worker.kill()
