@@ -21,7 +21,7 @@ from tests.faults import Fault, at
 SCRIPT = Path(__file__).with_name("faulty_rank.py")
 # Of a wait, in seconds; and what a machine under load may need beyond it, to start and to end.
 LIMIT = 5
-BEYOND = 115
+BEYOND = 175
 
 
 @dataclass(frozen=True)
