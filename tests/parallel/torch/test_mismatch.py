@@ -33,7 +33,9 @@ CASES = {
         "'allreduce.same': dtype int32 on {}, but int64 on rank 1;",
     ),
     "two things": (
-        lambda: hvd.allreduce(torch.ones(2 + odd(), dtype=(torch.int32, torch.int64)[odd()])),
+        lambda: hvd.allreduce(
+            torch.ones(2 + odd(), dtype=(torch.int32, torch.int64)[odd()]), name="same"
+        ),
         "dtype int32 on {0}, but int64 on rank 1; shape [2] on {0}, but [3] on rank 1;",
     ),
     "reduction": (
