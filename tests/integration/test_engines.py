@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from train_runs import TRAIN, environment, launcher, newest, run, succeed, weights
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = (
     *("--dataset", "synthetic", "--model", "mlp", "--optimizer", "momentum", "--lr", "0.02"),
     *("--device", "cpu", "--dropout", "0.2", "--accumulate", "3", "--checkpoint-dir", "run"),

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from train_runs import SECONDS, environment, launcher, run, succeed
 
+pytestmark = pytest.mark.slow
+
 MPI_SLOWLY = pytest.param("mpi", marks=pytest.mark.slow)
 RANK = Path(__file__).with_name("neighbours_rank.py")
 MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2")

@@ -12,6 +12,8 @@ import psutil
 import pytest
 from train_runs import SECONDS, environment, launcher, ranks_of, run, started, wait_for
 
+pytestmark = pytest.mark.slow
+
 RANK = Path(__file__).with_name("launched_rank.py")
 
 

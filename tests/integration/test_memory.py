@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from train_runs import SECONDS, launcher, started
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).with_name("memory_rank.py")
 WORDS = r"(OOM when allocating|can't allocate memory)"
 
