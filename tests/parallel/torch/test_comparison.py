@@ -4,9 +4,10 @@ import pytest
 import torch
 
 import hvdsync.torch as hvd
-from hvdsync.comm import comparison, horovod, world
+from hvdsync.comm import comparison, world
 from hvdsync.comm.comparison import note, noted, require_equal
 from hvdsync.errors import RankMismatch
+from tests.parallel.processes import alone
 
 
 class Counting:
@@ -106,17 +107,27 @@ def test_what_is_noted_is_kept_once_and_given_once():
 
 
 @pytest.mark.usefixtures("several_ranks")
-def test_other_versions_on_a_rank_are_refused(monkeypatch):
+def test_other_versions_on_a_rank_are_refused():
     ours = comparison.installation("torch")
     plain = torch.__version__.split("+")[0]
     assert f"torch {plain}" in ours
-    found = ours.replace(f"torch {plain}", "torch 1.0") if hvd.rank() == 1 else ours
-    monkeypatch.setattr(horovod, "installation", lambda framework: found)
     noted()
-    hvd.shutdown()
-    hvd.init(process_sets="dynamic")
+    found = ours.replace(f"torch {plain}", "torch 1.0") if hvd.rank() == 1 else ours
+    note("installed versions", found)
     model = torch.nn.Linear(2, 1)
     with pytest.raises(
         RankMismatch, match=rf"installed versions: .*{plain}.*; rank 1: .*torch 1\.0,"
     ):
         hvd.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_init_notes_the_versions():
+    script = """
+    import hvdsync.torch as hvd
+    from hvdsync.comm.comparison import installation, noted
+
+    hvd.init()
+    assert noted() == {"installed versions": installation("torch")}
+    """
+    if hvd.rank() == 0:
+        alone(script)
