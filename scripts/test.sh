@@ -67,8 +67,9 @@ if at_length; then
         tests/parallel/torch/test_{verbs,state,guard,checkpoint,data,parity,uneven}.py \
         -k "not join_is_refused"
 fi
-# Checkpoints are the same for any number of ranks, but for one writer among many.
-suite torch-4 ranks --gloo -np 4 -- tests/parallel/torch -k "not test_checkpoint or one_rank_writes"
+# Checkpoints are the same for any number of ranks, but for one writer among many; and who is slow
+# cannot be told where ranks outnumber cores.
+suite torch-4 ranks --gloo -np 4 -- tests/parallel/torch -k "not (test_checkpoint or test_stragglers) or one_rank_writes"
 # Read whole: a reader that leaves early would break the writer's pipe.
 if command -v mpirun >/dev/null && [[ $(horovodrun --check-build) == *'[X] MPI'* ]]; then
     suite torch-mpi ranks --mpi -np 2 -- tests/parallel/torch

@@ -7,7 +7,6 @@ import hvdsync.torch as hvd
 from hvdsync.comm import comparison, world
 from hvdsync.comm.comparison import note, noted, require_equal
 from hvdsync.errors import RankMismatch
-from tests.parallel.processes import alone
 
 
 class Counting:
@@ -115,19 +114,5 @@ def test_other_versions_on_a_rank_are_refused():
     found = ours.replace(f"torch {plain}", "torch 1.0") if hvd.rank() == 1 else ours
     note("installed versions", found)
     model = torch.nn.Linear(2, 1)
-    with pytest.raises(
-        RankMismatch, match=rf"installed versions: .*{plain}.*; rank 1: .*torch 1\.0,"
-    ):
+    with pytest.raises(RankMismatch, match=rf"versions: .*{plain}.*; rank 1: .*torch 1\.0,"):
         hvd.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
-
-
-def test_init_notes_the_versions():
-    script = """
-    import hvdsync.torch as hvd
-    from hvdsync.comm.comparison import installation, noted
-
-    hvd.init()
-    assert noted() == {"installed versions": installation("torch")}
-    """
-    if hvd.rank() == 0:
-        alone(script)
