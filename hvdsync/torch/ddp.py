@@ -8,8 +8,7 @@ from __future__ import annotations
 import inspect
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,12 +21,14 @@ from hvdsync.errors import HvdsyncError
 from hvdsync.guard.guard import Guard
 from hvdsync.guard.torch_nonfinite import TorchVerdict
 from hvdsync.sync.options import check_gradient_options
+from hvdsync.torch.hooks import ForwardHook
 from hvdsync.torch.optimizer import (
     DistributedOptimizer,
     _DistributedOptimizer,
     facts_of,
     named_parameters_of,
 )
+from hvdsync.torch.passes import PassReducer, when_backward_is_done
 
 # What this engine decides itself.
 _FIXED = {"module", "gradient_as_bucket_view", "init_sync", "process_group", "device_mesh"}
@@ -117,7 +118,7 @@ def _check(options: Mapping[str, Any]) -> None:
         )
 
 
-class DdpReducer:
+class DdpReducer(PassReducer):
     """Has ``DistributedDataParallel`` reduce a model's gradients, once every ``passes`` passes.
 
     Stands in for :class:`hvdsync.torch.gradients.GradientReducer`. The model stays the user's own:
@@ -142,24 +143,16 @@ class DdpReducer:
         verdict: TorchVerdict | None,
         options: Mapping[str, Any],
     ) -> None:
-        self.passes = passes
-        self.parameters = parameters
-        self.verdict = verdict
+        super().__init__(parameters, passes=passes, average_passes=average_passes, verdict=verdict)
         self.wire = dist.group.WORLD
-        self.reduced = False
         self.waited_seconds = 0.0
         self._model = model
-        self._average_passes = average_passes
         self._compression = compression
         # Buffers stay each rank's own, as with Horovod.
         self._options = {"find_unused_parameters": True, "forward_sync_buffers": False, **options}
         self._looks_for_unused = self._options["find_unused_parameters"]
         self._ddp: DistributedDataParallel | None = None
         self._planned: set[torch.Tensor] = set()
-        self._hooks: dict[torch.Tensor, Any] = {}
-        self._passes_done = 0
-        self._pass_is_open = False
-        self._suspended = False
         self._sent_last = False
         self._closed = self._is_prepared = False
         self._flags: list[Any] = []
@@ -168,8 +161,8 @@ class DdpReducer:
             previous.close()
         _reducers[model] = weakref.ref(self)
         self._forward_hooks = (
-            model.register_forward_pre_hook(_Hook(self._before_forward), with_kwargs=True),
-            model.register_forward_hook(_Hook(self._after_forward)),
+            model.register_forward_pre_hook(ForwardHook(self._before_forward), with_kwargs=True),
+            model.register_forward_hook(ForwardHook(self._after_forward)),
         )
         clock.include(self)
 
@@ -180,20 +173,11 @@ class DdpReducer:
         if self.verdict is not None:
             self.verdict.begin()
 
-    @contextmanager
-    def suspended(self) -> Iterator[None]:
-        """Context in which passes only accumulate; the forward pass belongs inside, too."""
-        before, self._suspended = self._suspended, True
-        try:
-            yield
-        finally:
-            self._suspended = before
-
     def close(self) -> None:
         """Let go of the model: it no longer reduces its gradients."""
-        for hook in (*self._forward_hooks, *self._hooks.values()):
+        super().close()
+        for hook in self._forward_hooks:
             hook.remove()
-        self._hooks.clear()
         if self._ddp is not None:
             self._ddp._remove_autograd_hooks()  # type: ignore[no-untyped-call]
             self._ddp = None
@@ -239,28 +223,15 @@ class DdpReducer:
         self._ddp.register_comm_hook(None, lambda state, bucket: this._send(bucket))
         return self._ddp
 
-    def _hook(self, parameter: torch.Tensor) -> None:
-        if parameter in self._hooks:
-            return
-        # A weak reference: the parameter owns its hook, and must not keep this object alive.
-        this = weakref.ref(self)
-
-        def on_gradient(_: torch.Tensor) -> None:
-            reducer = this()
-            if reducer is not None and not reducer._pass_is_open:
-                reducer._open_pass()
-
-        self._hooks[parameter] = parameter.register_post_accumulate_grad_hook(on_gradient)
-
     # One backward pass
 
+    def _on_gradient(self, parameter: torch.Tensor) -> None:
+        if not self._pass_is_open:
+            self._open_pass()
+
     def _open_pass(self) -> None:
-        self._pass_is_open = True
-        self.reduced = False
-        self._passes_done += 1
-        if self.verdict is not None:
-            self.verdict.begin()
-        _when_backward_is_done(self._wait)
+        super()._open_pass()
+        when_backward_is_done(self._wait)
 
     def _send(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
@@ -306,7 +277,7 @@ class DdpReducer:
                 self.waited_seconds += time.perf_counter() - started
             self._finish_pass()
 
-        _when_backward_is_done(finish)
+        when_backward_is_done(finish)
 
     def _finish_pass(self) -> None:
         self._pass_is_open = False
@@ -377,22 +348,3 @@ def _nothing_of(parameter: torch.Tensor) -> torch.Tensor:
         no_rows = torch.zeros(0, dtype=torch.int64, device=parameter.device)
         return torch.nn.functional.embedding(no_rows, parameter, sparse=True).sum()
     return parameter.flatten()[:0].sum()
-
-
-def _when_backward_is_done(call: Callable[[], None]) -> None:
-    """Have the autograd engine call at the end of the backward pass under way, in this order."""
-    torch.autograd.Variable._execution_engine.queue_callback(call)  # type: ignore[attr-defined]
-
-
-class _Hook:
-    """A forward hook of a reducer, which a copied or pickled model does without."""
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self._call = call
-
-    def __call__(self, *args: Any) -> Any:
-        return self._call(*args)
-
-    def __reduce__(self) -> Any:
-        # What takes three arguments and does nothing, in every Python; it needs no hvdsync.
-        return getattr, (nullcontext(), "__exit__")

@@ -61,9 +61,6 @@ def distribute(
     """
     engine = _choose(engine)
     check_engine(engine, update, offered=("horovod", "ddp"))
-    names = {p: name for name, p in model.named_parameters()}
-    trained = [p for group in optimizer.param_groups for p in group["params"]]
-    named = list(model.named_parameters()) if all(p in names for p in trained) else None
     # Wrapped first: it compares the models, so a mismatch is an error and not a broken broadcast.
     if engine == "ddp":
         from hvdsync.torch import ddp
@@ -77,9 +74,13 @@ def distribute(
             options=options,
         )
     else:
+        names = {p: name for name, p in model.named_parameters()}
+        trained = [p for group in optimizer.param_groups for p in group["params"]]
         distributed = DistributedOptimizer(
             optimizer,
-            named_parameters=named,
+            named_parameters=(
+                list(model.named_parameters()) if all(p in names for p in trained) else None
+            ),
             compression=compression,
             backward_passes_per_step=accumulate,
             average_passes=accumulate > 1,

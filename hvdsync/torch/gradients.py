@@ -6,10 +6,7 @@ Hooks fill flat buckets; when ``backward()`` returns, every ``.grad`` is the red
 from __future__ import annotations
 
 import logging
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from horovod.common.exceptions import HorovodInternalError
@@ -18,11 +15,12 @@ from hvdsync.errors import HvdsyncError
 from hvdsync.guard.torch_nonfinite import TorchVerdict
 from hvdsync.sync.buckets import group_positions
 from hvdsync.sync.torch_reducer import FlatBucket, Wire, make_flat_buckets
+from hvdsync.torch.passes import PassReducer, when_backward_is_done
 
 logger = logging.getLogger(__name__)
 
 
-class GradientReducer:
+class GradientReducer(PassReducer):
     """Watches parameters and reduces their gradients, once every ``passes`` backward passes.
 
     ``parameters`` gives the current (name, parameter) pairs in order of use; it is asked at each
@@ -50,23 +48,15 @@ class GradientReducer:
         groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
         verdict: TorchVerdict | None = None,
     ) -> None:
-        self.passes = passes
-        self.verdict = verdict
+        super().__init__(parameters, passes=passes, average_passes=average_passes, verdict=verdict)
         self.wire = wire
-        self.reduced = False
         self._delivered = False
-        self.parameters = parameters
-        self._average_passes = average_passes
         self._sparse_as_dense = sparse_as_dense
         self._groups = groups
-        self._passes_done = 0
-        self._pass_is_open = False
         self._reduces_this_pass = False
-        self._suspended = False
         self._buckets: list[FlatBucket] = []
         self._places: dict[torch.Tensor, tuple[FlatBucket, int]] = {}
         self._sparse: dict[torch.Tensor, str] = {}
-        self._hooks: dict[torch.Tensor, Any] = {}
         self._planned: dict[torch.Tensor, str] = {}
         self._watch(self._trainable())
 
@@ -88,21 +78,6 @@ class GradientReducer:
                     self._land(bucket)
             except HorovodInternalError:
                 self._abandon()
-
-    @contextmanager
-    def suspended(self) -> Iterator[None]:
-        """Context in which backward passes only accumulate, whatever ``passes`` says."""
-        before, self._suspended = self._suspended, True
-        try:
-            yield
-        finally:
-            self._suspended = before
-
-    def close(self) -> None:
-        """Remove the hooks from the parameters."""
-        for hook in self._hooks.values():
-            hook.remove()
-        self._hooks.clear()
 
     # Planning
 
@@ -126,19 +101,6 @@ class GradientReducer:
         for bucket in added:
             self._places.update({p: (bucket, slot) for slot, p in enumerate(bucket.tensors)})
         self._buckets.extend(added)
-
-    def _hook(self, parameter: torch.Tensor) -> None:
-        if parameter in self._hooks:
-            return
-        # A weak reference: the parameter owns its hook, and must not keep this object alive.
-        this = weakref.ref(self)
-
-        def on_gradient(arrived: torch.Tensor) -> None:
-            reducer = this()
-            if reducer is not None:
-                reducer._on_gradient(arrived)
-
-        self._hooks[parameter] = parameter.register_post_accumulate_grad_hook(on_gradient)
 
     # One backward pass
 
@@ -164,17 +126,11 @@ class GradientReducer:
             )
 
     def _open_pass(self) -> None:
-        self._pass_is_open = True
-        self.reduced = False
-        self._passes_done += 1
-        if self.verdict is not None:
-            self.verdict.begin()
+        super()._open_pass()
         self._reduces_this_pass = (
             self.wire is not None and not self._suspended and self._passes_done >= self.passes
         )
-        # The engine calls back when the whole backward pass is done, also when it ends early
-        # for parameters that were not used; FullyShardedDataParallel waits in the same place.
-        torch.autograd.Variable._execution_engine.queue_callback(self._close_pass)  # type: ignore[attr-defined]
+        when_backward_is_done(self._close_pass)
 
     def _close_pass(self) -> None:
         self._pass_is_open = False

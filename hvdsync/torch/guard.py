@@ -6,7 +6,6 @@ Lists their state under the names of ``state_dict`` and spreads it from one rank
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from hvdsync.guard.fingerprints import Entry, flatten, plain_entry, without
 from hvdsync.sync.variables import refuse_different
 from hvdsync.torch.distribute import broadcast_model
 from hvdsync.torch.functions import broadcast_object, broadcast_optimizer_state
+from hvdsync.torch.hooks import ForwardHook
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -79,24 +79,13 @@ class Guard(guard.Guard):
             )
 
         optimizer.register_step_post_hook(after_step)
-        model.register_forward_pre_hook(_ShowInput(self), with_kwargs=True)
+        model.register_forward_pre_hook(ForwardHook(self._show_input), with_kwargs=True)
 
-
-class _ShowInput:
-    """Shows a guard what a model is called with, where gradients will be computed from it."""
-
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
-
-    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _show_input(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Look at what a model is called with, where gradients will be computed from it."""
         # A compiler would take what happens here into its graph.
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            self._guard.watch(args, kwargs)
-
-    def __reduce__(self) -> Any:
-        # A copied or pickled model sees nothing and needs no hvdsync: what takes three arguments
-        # and does nothing, in every Python.
-        return getattr, (nullcontext(), "__exit__")
+            self.watch(args, kwargs)
 
 
 def _spread(root: int, model: torch.nn.Module, optimizer: Any, scaler: Any) -> None:
