@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from hvdsync.comm import clock, failures, world
+from hvdsync.comm import clock, failures, runtime_threads, world
 from hvdsync.comm.communicator import Communicator, ReduceOp
 from hvdsync.comm.comparison import installation, note
 from hvdsync.comm.meeting import Place, find_place, open_store
@@ -192,7 +192,7 @@ def start(
         )
     place = find_place(rank, size, master_address, master_port)
     seconds = wait_limit or _FOR_EVER
-    with _one_interface(place):
+    with _one_interface(place), runtime_threads.noticed():
         _form(torch, place, _backends(torch, backend), seconds)
     failures.explain_with(_explanation)
     # Compared later, as in a world of Horovod.
@@ -205,6 +205,7 @@ def stop() -> None:
     import torch
 
     world.deactivate()
+    runtime_threads.forget()
     failures.explain_with(None)
     torch.distributed.destroy_process_group()
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from hvdsync.comm import clock
-from hvdsync.guard.usage import Usage, children, demand, reading, threads
+from hvdsync.guard.usage import Usage, children, demand, processor_seconds, reading, threads
 
 # What is kept of each step, in seconds, ...
 STEP = ("whole", "data", "stalled", "checkpoint")
@@ -114,7 +114,7 @@ class _Totals:
     """What this process, its threads and the processes below it have used so far."""
 
     def __init__(self, with_children: bool = False) -> None:
-        self.cpu = time.process_time()
+        self.cpu = processor_seconds()
         self.threads = threads()
         self.children = children() if with_children else None
 

@@ -1,6 +1,7 @@
 """What this process has used so far: nothing in; processor time, time without one, bytes read out.
 
-From the kernel's own counters where there are such (Linux); a few microseconds a reading.
+From the kernel's own counters where there are such (Linux); a few microseconds a reading. Threads
+of the runtime that carries collectives are left out: what they do is communication.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import psutil
+
+from hvdsync.comm import runtime_threads
 
 # A thread that runs for less than this share of the time in which it waits to hardly does anything:
 # where processors are crowded, one that wakes for a moment waits longer than it works.
@@ -55,17 +58,26 @@ def reading() -> Usage:
     schedule = _fields("/proc/thread-self/schedstat")  # nanoseconds: running, waiting to run
     read = _fields("/proc/self/io")
     return Usage(
-        time.process_time(),
+        processor_seconds(),
         time.thread_time(),
         int(schedule[1]) / 1e9 if len(schedule) > 1 else 0.0,
         float(read[1]) if len(read) > 1 else 0.0,
     )
 
 
+def processor_seconds() -> float:
+    """Seconds that processors worked for this process so far."""
+    carried = 0.0
+    for number in runtime_threads.known():
+        if schedule := _fields(f"/proc/self/task/{number}/schedstat"):
+            carried += int(schedule[0]) / 1e9
+    return time.process_time() - carried
+
+
 def threads() -> dict[str, tuple[float, float]]:
     """Of each thread of this process: seconds running, and waiting to run."""
     found = {}
-    for number in _entries("/proc/self/task"):
+    for number in runtime_threads.running() - runtime_threads.known():
         schedule = _read(f"/proc/self/task/{number}/schedstat").split()
         if len(schedule) > 1:  # it may have ended meanwhile
             found[number] = int(schedule[0]) / 1e9, int(schedule[1]) / 1e9
@@ -87,13 +99,6 @@ def children() -> dict[int, tuple[Usage, float]]:
             continue  # it has ended meanwhile, or may not be looked at
         found[child.pid] = Usage(process=times.user + times.system, read=read), age
     return found
-
-
-def _entries(path: str) -> list[str]:
-    try:
-        return os.listdir(path)
-    except OSError:
-        return []
 
 
 def _read(path: str) -> bytes:

@@ -2,15 +2,17 @@
 
 import multiprocessing
 import threading
+import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from hvdsync.comm import clock
+from hvdsync.comm import clock, runtime_threads
 from hvdsync.guard import time_split
 from hvdsync.guard.stragglers import Stragglers
 from hvdsync.guard.time_split import EVIDENCE, TimeSplit
-from hvdsync.guard.usage import children
+from hvdsync.guard.usage import children, processor_seconds, threads
 
 
 @pytest.fixture
@@ -174,3 +176,28 @@ def test_alone_a_report_says_where_time_goes(hands):
 def test_senseless_arguments_are_refused(arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):
         Stragglers(**arguments)
+
+
+@pytest.mark.parametrize("carries", [True, False], ids=["runtime", "own"])
+def test_threads_that_carry_collectives_are_not_this_ranks_work(carries, monkeypatch):
+    monkeypatch.setattr(runtime_threads, "_known", frozenset())
+    worked, end = threading.Event(), threading.Event()
+
+    def work():
+        until = time.thread_time() + 0.3
+        while time.thread_time() < until:
+            pass
+        worked.set()
+        end.wait()
+
+    before, worker = processor_seconds(), threading.Thread(target=work)
+    with runtime_threads.noticed() if carries else nullcontext():
+        worker.start()
+    worked.wait()
+    used, others = processor_seconds() - before, threads()
+    end.set()
+    worker.join()
+    assert (used < 0.15) == carries
+    assert (str(worker.native_id) in others) != carries
+    runtime_threads.forget()
+    assert not runtime_threads.known()
