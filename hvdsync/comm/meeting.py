@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import psutil
-
 from hvdsync.comm import launcher_store
+from hvdsync.comm.addresses import LOOPBACK, own_addresses
 from hvdsync.comm.launch import detect
 from hvdsync.errors import LaunchError
 
@@ -138,10 +137,10 @@ def _open(dist: Any, place: Place, world: str, seconds: float) -> Any:
         if place.address is not None:
             return dist.TCPStore(place.address, place.port, place.size, place.rank == 0, limit)
         if place.rank == 0:
-            listener = socket.create_server(("127.0.0.1" if place.one_host else "0.0.0.0", 0))
+            listener = socket.create_server((LOOPBACK if place.one_host else "0.0.0.0", 0))
             port = listener.getsockname()[1]
             store = dist.TCPStore(
-                "127.0.0.1",
+                LOOPBACK,
                 port,
                 place.size,
                 True,
@@ -150,7 +149,8 @@ def _open(dist: Any, place: Place, world: str, seconds: float) -> Any:
                 # The store's from now on. A port that is asked for by number may be taken by then.
                 master_listen_fd=listener.detach(),
             )
-            _tell(place, {"addresses": _addresses(place), "port": port}, world, seconds)
+            addresses = own_addresses(one_host=place.one_host)
+            _tell(place, {"addresses": addresses, "port": port}, world, seconds)
             return store
         heard = _tell(place, None, world, seconds)
         address = _reachable(heard["addresses"], heard["port"])
@@ -164,17 +164,6 @@ def _open(dist: Any, place: Place, world: str, seconds: float) -> Any:
             f"({_first_line(error)}); look whether all {place.size} were started, and whether "
             "rank 0's host can be reached from here"
         ) from error
-
-
-def _addresses(place: Place) -> list[str]:
-    if place.one_host:
-        return ["127.0.0.1"]
-    return [
-        entry.address
-        for entries in psutil.net_if_addrs().values()
-        for entry in entries
-        if entry.family == socket.AF_INET and not entry.address.startswith("127.")
-    ] or ["127.0.0.1"]
 
 
 def _reachable(addresses: list[str], port: int) -> str:

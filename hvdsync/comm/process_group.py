@@ -99,7 +99,7 @@ class ProcessGroupCommunicator(Communicator):
         result = self._torch.from_numpy(array.copy())
         ops = self._dist.ReduceOp
         kind = {"sum": ops.SUM, "min": ops.MIN, "max": ops.MAX}[op]
-        with explained():
+        with failures.explained():
             self._dist.all_reduce(result, kind, self.group(group))
         return result.numpy()
 
@@ -108,7 +108,7 @@ class ProcessGroupCommunicator(Communicator):
         torch, dist, members = self._torch, self._dist, self.group(group)
         mine = _bytes_of(array)
         lengths = torch.zeros(dist.get_world_size(members), dtype=torch.int64)
-        with explained():
+        with failures.explained():
             dist.all_gather(
                 list(lengths.split(1)), torch.tensor([len(mine)], dtype=torch.int64), members
             )
@@ -127,7 +127,7 @@ class ProcessGroupCommunicator(Communicator):
     def broadcast(self, array: np.ndarray, root: int, name: str, group: Any = None) -> np.ndarray:
         result = _bytes_of(array).copy()
         if len(result):
-            with explained():
+            with failures.explained():
                 self._dist.broadcast(self._torch.from_numpy(result), root, self.group(group))
         return result.view(array.dtype).reshape(array.shape)
 
@@ -263,22 +263,10 @@ def _one_interface(place: Place) -> Iterator[None]:
         del os.environ[name]
 
 
-@contextmanager
-def explained() -> Iterator[None]:
-    """Context in which an error of the runtime comes out as hvdsync's own, where it is known."""
-    try:
-        yield
-    except RuntimeError as error:
-        own = failures.explain(error)
-        if own is None:
-            raise
-        raise own from None
-
-
 def _explanation(error: BaseException) -> HvdsyncError | None:
     communicator = active()
     text = str(error).strip()
-    if communicator is None or not text:
+    if communicator is None or not isinstance(error, RuntimeError) or not text:
         return None
     here = f"rank {communicator.rank} of {communicator.size}"
     # Without advice that is not for who trains.

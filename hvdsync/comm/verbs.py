@@ -192,6 +192,20 @@ def allgather_object(obj: Any, name: str | None = None, process_set: Any = None)
     ]
 
 
+def raise_on_all(failure: Exception | None, what: str, name: str | None = None) -> None:
+    """Collective: raise on every rank when any has a ``failure``; one :func:`allgather_object`.
+
+    Its own on a rank that has one; elsewhere :class:`HvdsyncError`: ``what`` cannot be done, and
+    which ranks failed with what.
+    """
+    told = allgather_object(failure and repr(failure), name or "hvdsync.raise_on_all")
+    if failure is not None:
+        raise failure
+    listing = "; ".join(f"rank {r}: {text}" for r, text in enumerate(told) if text is not None)
+    if listing:
+        raise HvdsyncError(f"rank {rank()}: {what} ({listing})")
+
+
 def rank_zero_only(function: F) -> F:
     """Decorator: the function runs on rank 0 alone and gives None on the others.
 

@@ -15,7 +15,7 @@ import xxhash
 
 from hvdsync.comm import verbs
 from hvdsync.comm.comparison import listed
-from hvdsync.errors import HvdsyncError, SilentCorruption
+from hvdsync.errors import SilentCorruption
 from hvdsync.guard import replicas
 from hvdsync.guard.fingerprints import Entry
 from hvdsync.guard.guard import StepCount
@@ -243,14 +243,9 @@ def _everywhere(action: Callable[[], Any]) -> Any:
         result = action()
     except Exception as error:  # the other ranks wait for this one
         failure = error
-    told = verbs.allgather_object(failure and repr(failure), "hvdsync.probe.failure")
-    if failure is not None:
-        raise failure
-    listing = "; ".join(f"rank {r}: {text}" for r, text in enumerate(told) if text is not None)
-    if listing:
-        raise HvdsyncError(
-            f"rank {verbs.rank()}: the corruption probe could not compute everywhere ({listing})"
-        )
+    verbs.raise_on_all(
+        failure, "the corruption probe could not compute everywhere", "hvdsync.probe.failure"
+    )
     return result
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from hvdsync.comm import trees, verbs, world
 from hvdsync.comm.comparison import listed
-from hvdsync.errors import HvdsyncError, ReplicaMismatch
+from hvdsync.errors import ReplicaMismatch
 from hvdsync.guard.fingerprints import DIGEST_BYTES, Entry, Fingerprint, combine, fingerprint
 
 _ABSENT = "none"
@@ -66,7 +66,11 @@ def compare(list_entries: Callable[[], Sequence[Entry]]) -> Difference | None:
     mine = np.frombuffer(combine(found) + bytes([failure is not None]), np.uint8)
     everyone = comm.allgather(mine, "hvdsync.replicas.digest").reshape(comm.size, -1)
     if everyone[:, DIGEST_BYTES].any():
-        _raise_everywhere(failure)
+        verbs.raise_on_all(
+            failure,
+            "replicas cannot be compared, because their state cannot be read everywhere",
+            "hvdsync.replicas.failure",
+        )
     if (everyone == everyone[0]).all():
         return None
     return _locate(entries, found)
@@ -86,17 +90,6 @@ def mismatch(difference: Difference) -> ReplicaMismatch:
         f"rank {verbs.rank()} of {verbs.size()}: {difference.text}; expected equal bits on every "
         f"rank. {_STATISTICS_ADVICE if statistics else _ADVICE}, or let "
         'Guard(on_divergence="repair") make replicas equal'
-    )
-
-
-def _raise_everywhere(failure: Exception | None) -> None:
-    told = verbs.allgather_object(failure and repr(failure), "hvdsync.replicas.failure")
-    if failure is not None:
-        raise failure
-    listing = "; ".join(f"rank {r}: {text}" for r, text in enumerate(told) if text is not None)
-    raise HvdsyncError(
-        f"rank {verbs.rank()}: replicas cannot be compared, because their state cannot be read "
-        f"everywhere ({listing})"
     )
 
 

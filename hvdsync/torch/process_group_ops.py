@@ -13,7 +13,7 @@ import horovod.torch as horovod
 import torch
 import torch.distributed as dist
 
-from hvdsync.comm import process_group
+from hvdsync.comm import failures, process_group
 from hvdsync.torch.compression import Compression
 
 _REDUCTIONS = {
@@ -40,7 +40,7 @@ class Handle:
     def wait(self) -> Any:
         """The result, when it is there."""
         if self._finish is not None:
-            with process_group.explained():
+            with failures.explained():
                 for work in self._works:
                     work.wait()
             self._result, self._finish = self._finish(), None
@@ -100,7 +100,7 @@ def allreduce_async_(
     op = _reduction(op, average)
     group = _group(process_set)
     _scale(tensor, prescale_factor)
-    with process_group.explained():
+    with failures.explained():
         work = dist.all_reduce(tensor, _REDUCTIONS[op], group, async_op=True)
     after = postscale_factor
     if op == horovod.Average:
@@ -206,7 +206,7 @@ def allgather_async(
     gathered = tensor.new_empty((len(lengths), longest, *rest))
     works = []
     if gathered.numel():
-        with process_group.explained():
+        with failures.explained():
             parts = list(_bits(gathered).unbind())
             works = [dist.all_gather(parts, _bits(padded), group, async_op=True)]
 
@@ -220,7 +220,7 @@ def _lengths(tensor: torch.Tensor, group: Any) -> list[int]:
     if tensor.dim() == 0:
         raise ValueError("allgather concatenates along the first dimension; found a scalar")
     lengths = torch.zeros(dist.get_world_size(group), dtype=torch.int64)
-    with process_group.explained():
+    with failures.explained():
         dist.all_gather(list(lengths.split(1)), torch.tensor([len(tensor)]), group)
     return lengths.tolist()
 
@@ -261,7 +261,7 @@ def grouped_allgather(
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = None
 ) -> Handle:
-    with process_group.explained():
+    with failures.explained():
         work = dist.broadcast(_bits(tensor.detach()), root_rank, _group(process_set), async_op=True)
     return Handle([work], lambda: tensor)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from hvdsync.comm.addresses import LOOPBACK, own_addresses
 from hvdsync.guard.watch.channel import Channel, own
 from hvdsync.guard.watch.endings import Ending
 from hvdsync.guard.watch.inquiry import Inquiry
@@ -45,24 +46,16 @@ class Hub:
         self._lock = threading.Lock()
         self._token = secrets.token_hex(16)
         self._inquiry = Inquiry(size, limit, self)
-        self._listener = own(socket.create_server(("127.0.0.1" if one_host else "", 0)))
+        self._listener = own(socket.create_server((LOOPBACK if one_host else "", 0)))
         self._one_host = one_host
         start(self._accept, "hub")
 
     def invitation(self) -> dict[str, Any]:
         """What the other ranks need to know to come here."""
-        addresses = ["127.0.0.1"]
-        if not self._one_host:
-            addresses = [
-                entry.address
-                for entries in psutil.net_if_addrs().values()
-                for entry in entries
-                if entry.family == socket.AF_INET and not entry.address.startswith("127.")
-            ]
         return {
             "host": socket.gethostname(),
             "pid": psutil.Process().pid,
-            "addresses": addresses,
+            "addresses": own_addresses(one_host=self._one_host),
             "port": self._listener.getsockname()[1],
             "token": self._token,
         }

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import hvdsync.torch as hvd
-from hvdsync.comm import process_group
+from hvdsync.comm import failures, process_group
 from hvdsync.errors import LaunchError, RankFailed, StalledRank
 
 
@@ -67,11 +67,11 @@ def test_arguments_of_the_other_engine_are_refused(arguments, said):
     ],
 )
 def test_an_error_of_a_lost_rank_is_said_in_terms_of_ranks(text, kind, world):
-    with pytest.raises(kind, match="rank 0 of 1"), process_group.explained():
+    with pytest.raises(kind, match="rank 0 of 1"), failures.explained():
         raise RuntimeError(text)
 
 
 def test_another_error_comes_out_as_it_is(world):
-    with pytest.raises(RuntimeError, match="shapes") as caught, process_group.explained():
+    with pytest.raises(RuntimeError, match="shapes") as caught, failures.explained():
         raise RuntimeError("shapes differ")
     assert type(caught.value) is RuntimeError
