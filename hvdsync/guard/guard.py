@@ -113,7 +113,7 @@ class Guard:
         if loss is not None:
             self._losses.append(loss)
 
-    def _judge_in_graph(
+    def _judge_and_keep(
         self, rows: np.ndarray, tensors: Sequence[nonfinite.Watched], step: int
     ) -> bool:
         """As :meth:`_judge`; the error is kept for :meth:`_raise_pending` if that is called."""

@@ -5,6 +5,7 @@ Works in eager mode and inside ``tf.function``; ``tf`` and ``hvd`` are handed in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from hvdsync.guard import nonfinite
+from hvdsync.guard.fingerprints import kind_of
 from hvdsync.guard.guard import Guard
 from hvdsync.guard.keras_input import input_of_train_step
 from hvdsync.sync.tensorflow_gradients import checksum_of, name_of
@@ -102,13 +104,17 @@ class GraphVerdict:
         """
         tf = self._tf
         bad_loss = self._has_bad_loss()
+        # An error in a graph keeps back what depends on it. To choose in the graph costs up to a
+        # tenth of a step of many small tensors, so it is done only where the graph goes on.
+        raises_later = self.guard._raises_later and not tf.executing_eagerly()
+        goes_on = raises_later or self.guard.on_nonfinite == "skip"
         reduced, flag, table = sharing.reducer.reduce_and_look(
             gradients, variables, bad_loss, local=sharing.local, scale_local=sharing.scale_local
         )
 
         def judged() -> Any:
             rows = self._rows(sharing.reducer, variables, reduced, table, bad_loss)
-            judge = self._judge(variables, in_graph=not tf.executing_eagerly())
+            judge = self._judge(variables, raises_later)
             step = tf.cast(optimizer.iterations, tf.int64) + 1
             verdict = tf.numpy_function(judge, [rows, step], tf.bool)
             return tf.ensure_shape(verdict, [])
@@ -118,12 +124,16 @@ class GraphVerdict:
             return tf.constant(True)
 
         to_be_applied = tf.cond(flag, judged, lambda: tf.constant(True))
-        tf.cond(to_be_applied, updated, lambda: tf.constant(False))
+        if goes_on:
+            tf.cond(to_be_applied, updated, lambda: tf.constant(False))
+        else:
+            with tf.control_dependencies([to_be_applied]):
+                update(reduced)
         self.guard._forget()
 
-    def _judge(self, variables: Sequence[Any], in_graph: bool) -> Callable[..., Any]:
-        watched = [_watched(variable) for variable in variables]
-        guard_judges = self.guard._judge_in_graph if in_graph else self.guard._judge
+    def _judge(self, variables: Sequence[Any], raises_later: bool) -> Callable[..., Any]:
+        watched = [nonfinite.Watched(name_of(v), kind_of(v), math.prod(v.shape)) for v in variables]
+        guard_judges = self.guard._judge_and_keep if raises_later else self.guard._judge
 
         def judge(rows: np.ndarray, step: np.ndarray) -> np.ndarray:
             return np.array(guard_judges(rows, watched, int(step)))
@@ -189,9 +199,3 @@ def _count(tf: ModuleType, tensor: Any) -> Any:
         return tf.zeros([2], tf.int64)
     found = tf.math.is_nan(tensor), tf.math.is_inf(tensor)
     return tf.stack([tf.math.count_nonzero(kind, dtype=tf.int64) for kind in found])
-
-
-def _watched(variable: Any) -> nonfinite.Watched:
-    dtype = getattr(variable.dtype, "name", variable.dtype)
-    size = int(np.prod(variable.shape))
-    return nonfinite.Watched(name_of(variable), f"{dtype} {tuple(variable.shape)}", size)
