@@ -42,6 +42,12 @@ class Fingerprint:
     digest: bytes
 
 
+def kind_of(tensor: Any) -> str:
+    """Dtype and shape of any framework's tensor or variable, in words."""
+    dtype = str(getattr(tensor.dtype, "name", tensor.dtype)).removeprefix("torch.")
+    return f"{dtype} {tuple(tensor.shape)}"
+
+
 def fingerprint(entry: Entry) -> Fingerprint:
     """XXH3 with 128 bits over the memory: as fast as memory is read, so ten times a SHA's pace."""
     bits = entry.bits()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -58,26 +57,14 @@ class KerasModel:
     def parameters(self) -> list[Entry]:
         return keras_state.entries_of("model", self._trained)
 
-    def gradients(
-        self, batch: Any, state: list[np.ndarray], seed: int
-    ) -> list[tuple[str, np.ndarray]]:
-        with self._state_of(state):
-            found = self._differentiate(lambda: self._loss(self._model, batch), self._trained)
+    def put(self, state: list[np.ndarray]) -> None:
+        for variable, value in zip(self._others, state, strict=True):
+            variable.assign(value)
+
+    def gradients(self, batch: Any, seed: int) -> list[tuple[str, np.ndarray]]:
+        found = self._differentiate(lambda: self._loss(self._model, batch), self._trained)
         nothing = np.empty(0, np.float32)
         return [
             (name_of(variable), nothing if gradient is None else np.asarray(gradient))
             for variable, gradient in zip(self._trained, found, strict=True)
         ]
-
-    @contextmanager
-    def _state_of(self, state: list[np.ndarray]) -> Iterator[None]:
-        own = self.state()
-        self._put(state)
-        try:
-            yield
-        finally:
-            self._put(own)
-
-    def _put(self, state: list[np.ndarray]) -> None:
-        for variable, value in zip(self._others, state, strict=True):
-            variable.assign(value)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hvdsync.guard.fingerprints import Entry, array_entry, plain_entry
+from hvdsync.guard.fingerprints import Entry, array_entry, kind_of, plain_entry
 from hvdsync.sync.keras_optimizer import sharing_of
 from hvdsync.sync.tensorflow_gradients import name_of
 from hvdsync.sync.variables import broadcast_through_host
@@ -43,7 +43,7 @@ def list_entries(model: Any, optimizer: Any) -> list[Entry]:
 def entries_of(part: str, variables: Sequence[Any]) -> list[Entry]:
     """The entries of variables, found by their positions in this part of the state."""
     return [
-        array_entry(f"{part}.{i}", name_of(variable), _kind(variable), _reader(variable))
+        array_entry(f"{part}.{i}", name_of(variable), kind_of(variable), _reader(variable))
         for i, variable in enumerate(variables)
     ]
 
@@ -91,10 +91,6 @@ def _variables_of(model: Any) -> Iterator[Any]:
     else:
         weights: Sequence[Any] | None = getattr(model, "weights", None)
         yield from model.variables if weights is None else weights
-
-
-def _kind(variable: Any) -> str:
-    return f"{getattr(variable.dtype, 'name', variable.dtype)} {tuple(variable.shape)}"
 
 
 def _reader(variable: Any) -> Callable[[], np.ndarray]:

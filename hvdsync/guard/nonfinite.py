@@ -103,8 +103,7 @@ def _describe(at: np.ndarray, table: np.ndarray, tensors: Sequence[Watched]) -> 
     if nan == UNCOUNTED:
         text = f"{_name(first)} is not finite"
     else:
-        kinds = [f"{nan:,} NaN"] * bool(nan) + [f"{inf:,} infinite"] * bool(inf)
-        text = f"{' and '.join(kinds)} of {first.size:,} elements in {_name(first)}"
+        text = f"{_counts(nan, inf)} of {first.size:,} elements in {_name(first)}"
     if len(at) == 1:
         return text
     return f"{text}, first of {len(at)} tensors that are not finite"
@@ -120,5 +119,9 @@ def _describe_input(inputs: np.ndarray) -> str:
         return "its input was not seen"
     if not nan and not inf:
         return "its input was finite"
+    return f"its input was bad already ({_counts(nan, inf)} elements)"
+
+
+def _counts(nan: int, inf: int) -> str:
     kinds = [f"{nan:,} NaN"] * bool(nan) + [f"{inf:,} infinite"] * bool(inf)
-    return f"its input was bad already ({' and '.join(kinds)} elements)"
+    return " and ".join(kinds)

@@ -41,11 +41,14 @@ class Backend(Protocol):
     def parameters(self) -> list[Entry]:
         """The parameters, which must be equal on all ranks."""
 
-    def gradients(self, batch: Any, state: Any, seed: int) -> Gradients:
-        """The gradients of the loss of a portable batch, computed from a state.
+    def put(self, state: Any) -> None:
+        """Give the model a :meth:`state`."""
 
-        Noise is drawn from ``seed``. The model's own state, its ``.grad`` and the random streams
-        stay as they were.
+    def gradients(self, batch: Any, seed: int) -> Gradients:
+        """The gradients of the loss of a portable batch, computed from the model's state.
+
+        Noise is drawn from ``seed``. Parameters, their ``.grad`` and the random streams stay as
+        they were.
         """
 
 
@@ -196,7 +199,12 @@ class _Round:
 
     def _gradients(self, owner: int) -> Gradients:
         batch, state = self._given[owner]
-        return self._backend.gradients(batch, state, self._seed)
+        own = self._backend.state()
+        self._backend.put(state)
+        try:
+            return self._backend.gradients(batch, self._seed)
+        finally:
+            self._backend.put(own)
 
     def _difference(self, owner: int, other: int) -> str:
         """How the result of ``other`` for a batch differs from that of its own rank."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from hvdsync.comm import verbs, world
 from hvdsync.guard import nonfinite
-from hvdsync.guard.fingerprints import flatten
+from hvdsync.guard.fingerprints import flatten, kind_of
 from hvdsync.guard.guard import Guard, StepCount
 from hvdsync.guard.keras_input import input_of_train_step
 from hvdsync.sync.tensorflow_gradients import name_of
@@ -30,8 +30,8 @@ class TorchVerdict:
 
     ``tensors`` gives (key, name, tensor) of all gradients in the order of use; ``find_input`` what
     they were computed from, if the guard was shown nothing. ``process_set`` is None where nothing
-    is reduced. On the wire: nothing
-    of its own but, in a step with a flag, one all-gather of 24 bytes per tensor and rank.
+    is reduced. On the wire: nothing of its own but, in a step with a flag, one all-gather of 24
+    bytes per tensor and rank.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class TorchVerdict:
             tensors = self._tensors()
             row = self._row(tensors)
             rows = world.current().allgather(row, f"{self._name}.nonfinite", self._process_set)
-            watched = [_watched(name, tensor) for _, name, tensor in tensors]
+            watched = [nonfinite.Watched(name, kind_of(t), t.numel()) for _, name, t in tensors]
             number = counted + self.guard.steps_before if step is None else step()
             return self.guard._judge(rows.reshape(-1, len(row)), watched, number)
         finally:
@@ -240,8 +240,3 @@ def count(torch: Any, values: Any) -> tuple[int, int]:
 def _values(tensor: Any) -> Any:
     tensor = tensor.detach()
     return tensor._values() if tensor.is_sparse else tensor
-
-
-def _watched(name: str, tensor: Any) -> nonfinite.Watched:
-    kind = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
-    return nonfinite.Watched(name, kind, tensor.numel())

@@ -13,7 +13,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from hvdsync.guard import guard, replicas
-from hvdsync.guard.fingerprints import Entry, flatten, plain_entry, without
+from hvdsync.guard.fingerprints import Entry, flatten, kind_of, plain_entry, without
 from hvdsync.sync.variables import refuse_different
 from hvdsync.torch.distribute import broadcast_model
 from hvdsync.torch.functions import broadcast_object, broadcast_optimizer_state
@@ -136,8 +136,7 @@ def _leaves(name: str, tree: Any) -> Iterator[Entry]:
 
 def tensor_entry(name: str, tensor: torch.Tensor) -> Entry:
     tensor = tensor.detach()
-    kind = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
-    return Entry(name, name, kind, lambda: _bits(tensor), lambda: numbers_of(tensor))
+    return Entry(name, name, kind_of(tensor), lambda: _bits(tensor), lambda: numbers_of(tensor))
 
 
 def _bits(tensor: torch.Tensor) -> np.ndarray:

@@ -45,13 +45,16 @@ class _TorchModel:
     def parameters(self) -> list[Entry]:
         return [tensor_entry(name, p) for name, p in self._model.named_parameters()]
 
-    def gradients(
-        self, batch: Any, state: dict[str, torch.Tensor], seed: int
-    ) -> list[tuple[str, Any]]:
+    def put(self, state: dict[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            for name, buffer in self._model.named_buffers():
+                buffer.copy_(state[name])
+
+    def gradients(self, batch: Any, seed: int) -> list[tuple[str, Any]]:
         named = [(name, p) for name, p in self._model.named_parameters() if p.requires_grad]
         device = named[0][1].device
         batch = _map_tensors(lambda tensor: tensor.to(device), batch)
-        with self._buffers_of(state), _seeded(seed, device), torch.enable_grad():
+        with _seeded(seed, device), torch.enable_grad():
             loss = self._loss(self._model, batch)
             # Leaves every .grad as it is, and the hooks on it out.
             found = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
@@ -60,20 +63,6 @@ class _TorchModel:
             (name, numbers_of(nothing if gradient is None else gradient))
             for (name, _), gradient in zip(named, found, strict=True)
         ]
-
-    @contextmanager
-    def _buffers_of(self, state: dict[str, torch.Tensor]) -> Iterator[None]:
-        own = self.state()
-        self._put(state)
-        try:
-            yield
-        finally:
-            self._put(own)
-
-    def _put(self, state: dict[str, torch.Tensor]) -> None:
-        with torch.no_grad():
-            for name, buffer in self._model.named_buffers():
-                buffer.copy_(state[name])
 
 
 @contextmanager
