@@ -146,6 +146,22 @@ class RankZeroNet(Net):
         return self.head(x)
 
 
+def noisy_net():
+    """With statistics of batches and noise, which are each rank's own; in float32."""
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [
+            keras.Input((5,)),
+            keras.layers.Dense(7, "tanh"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.5, seed=verbs.rank()),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.layers[1].moving_mean.assign(np.full(7, verbs.rank(), "float32"))
+    return model
+
+
 PLAIN_NETS = {
     "embedding": EmbeddingNet,
     "tied": TiedNet,

@@ -7,22 +7,7 @@ import pytest
 import hvdsync.keras as hvd
 from hvdsync.errors import SilentCorruption
 from tests.parallel.keras.helpers import data, fit, values
-
-
-def net():
-    """With statistics of batches and noise, which are each rank's own."""
-    keras.utils.set_random_seed(3)
-    model = keras.Sequential(
-        [
-            keras.Input((5,)),
-            keras.layers.Dense(7, "tanh"),
-            keras.layers.BatchNormalization(),
-            keras.layers.Dropout(0.5, seed=hvd.rank()),
-            keras.layers.Dense(1),
-        ]
-    )
-    model.layers[1].moving_mean.assign(np.full(7, hvd.rank(), "float32"))
-    return model
+from tests.parallel.keras_nets import noisy_net
 
 
 def batch():
@@ -38,7 +23,7 @@ def wrong(rank):
 
 
 def test_ranks_that_compute_alike_pass_and_the_model_stays_as_it_was():
-    model = net()
+    model = noisy_net()
     before = values(model.variables)
     probe = hvd.CorruptionProbe(loss, every=1)
     for _ in range(3):
@@ -51,7 +36,7 @@ def test_a_rank_that_computes_wrong_numbers_is_named():
     if hvd.size() < 2:
         pytest.skip("one rank")
     with pytest.raises(SilentCorruption) as error:
-        hvd.CorruptionProbe(wrong(1), every=1).check(net(), batch())
+        hvd.CorruptionProbe(wrong(1), every=1).check(noisy_net(), batch())
     text = str(error.value)
     assert "kernel' (float32 (5, 7))" in text
     if hvd.size() == 2:
@@ -63,7 +48,7 @@ def test_a_rank_that_computes_wrong_numbers_is_named():
 def test_a_fit_of_ranks_that_compute_alike_is_left_alone():
     models = []
     for callbacks in ([], [hvd.callbacks.CorruptionProbeCallback(data(12), every=2)]):
-        model = net()
+        model = noisy_net()
         model.compile(hvd.distribute(keras.optimizers.SGD(0.1)), "mse")
         fit(model, *data(), 4, 1, callbacks=callbacks)
         models.append(model)
@@ -74,7 +59,7 @@ def test_a_fit_of_ranks_that_compute_alike_is_left_alone():
 def test_a_callback_ends_the_fit():
     if hvd.size() < 2:
         pytest.skip("one rank")
-    model = net()
+    model = noisy_net()
     model.compile(hvd.distribute(keras.optimizers.SGD(0.1)), "mse")
     probe = hvd.callbacks.CorruptionProbeCallback(batch(), wrong(0), every=3)
     with pytest.raises(SilentCorruption, match="step 3: .*wrong numbers"):

@@ -1,29 +1,13 @@
 """A rank that computes wrong numbers is named by the probe, in TensorFlow (2 and 4 ranks)."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import hvdsync.tensorflow as hvd
 from hvdsync.errors import HvdsyncError, SilentCorruption
+from tests.parallel.keras_nets import noisy_net
 from tests.parallel.tensorflow.helpers import values
-
-
-def net():
-    """With statistics of batches and noise, which are each rank's own."""
-    keras.utils.set_random_seed(3)
-    model = keras.Sequential(
-        [
-            keras.Input((5,)),
-            keras.layers.Dense(7, "tanh"),
-            keras.layers.BatchNormalization(),
-            keras.layers.Dropout(0.5, seed=hvd.rank()),
-            keras.layers.Dense(1),
-        ]
-    )
-    model.layers[1].moving_mean.assign(tf.fill([7], float(hvd.rank())))
-    return model
 
 
 def batch():
@@ -40,7 +24,7 @@ def wrong(rank, factor=1.5):
 
 
 def test_ranks_that_compute_alike_pass_and_the_model_stays_as_it_was():
-    model = net()
+    model = noisy_net()
     before = values(model.variables)
     probe = hvd.CorruptionProbe(loss, every=1)
     for _ in range(3):
@@ -53,7 +37,7 @@ def test_a_rank_that_computes_wrong_numbers_is_named():
     if hvd.size() < 2:
         pytest.skip("one rank")
     with pytest.raises(SilentCorruption) as error:
-        hvd.CorruptionProbe(wrong(1), every=1).check(net(), batch())
+        hvd.CorruptionProbe(wrong(1), every=1).check(noisy_net(), batch())
     text = str(error.value)
     assert len(set(hvd.allgather_object(text.partition(": ")[2]))) == 1
     assert "kernel' (float32 (5, 7))" in text
@@ -71,7 +55,7 @@ def test_a_rank_that_does_not_reproduce_itself_is_named():
         return loss(model, batch) * (len(calls) if hvd.rank() == 0 else 1.0)
 
     with pytest.raises(SilentCorruption, match="rank 0 computes wrong numbers: given the same"):
-        hvd.CorruptionProbe(unsteady, every=1).check(net(), batch())
+        hvd.CorruptionProbe(unsteady, every=1).check(noisy_net(), batch())
 
 
 def test_modules_of_tensorflow_are_probed():
@@ -89,6 +73,6 @@ def test_modules_of_tensorflow_are_probed():
 
 def test_inside_a_function_it_says_where_to_call_it():
     probe = hvd.CorruptionProbe(loss, every=1)
-    model = net()
+    model = noisy_net()
     with pytest.raises(HvdsyncError, match=r"tf\.function"):
         tf.function(lambda: probe.check(model, batch()))()
