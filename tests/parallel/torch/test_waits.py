@@ -74,3 +74,6 @@ def test_the_members_of_a_process_set_are_known(pending):
 def test_all_ranks_of_this_world_watch_one_another():
     members = hvd.allgather_object(watch._active._member._channel is not None)
     assert members == [True] * hvd.size()
+    if hvd.rank() == 0:
+        until(lambda: watch._active._hub.living() == list(range(hvd.size())))
+    hvd.barrier()
