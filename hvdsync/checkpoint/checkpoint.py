@@ -86,11 +86,15 @@ class Checkpoint:
         not saved. On the wire: one all-gather of the per-rank states, one small broadcast, the
         verdict.
 
+        Replicas that an update rule lets differ are made equal first, where their optimizer is
+        given, itself or in a compiled model (``synchronize_replicas()``).
+
         Raises :class:`CheckpointError` on every rank when rank 0 could not write, or when the save
         in flight failed; this one is not begun then. Earlier checkpoints are untouched.
         """
         if self.every is not None and step % self.every:
             return None
+        _meet(state)
         states = per_rank.gather(state)
         _, folder = on_rank_zero(
             lambda: self._begin(step, state, states), tell=lambda folder: folder, name="save"
@@ -316,6 +320,15 @@ class Checkpoint:
     def _require_metric(self, method: str) -> None:
         if self._metric is None:
             raise ValueError(f"Checkpoint.{method}: name the metric, as in Checkpoint(best='loss')")
+
+
+def _meet(state: dict[str, Any]) -> None:
+    """Make replicas equal: what is saved of rank 0 is to be what all have worked for."""
+    for obj in state.values():
+        for holder in (obj, getattr(obj, "optimizer", None)):
+            synchronize = getattr(holder, "synchronize_replicas", None)
+            if synchronize is not None:
+                synchronize()
 
 
 # What of a reading does not travel with its header.

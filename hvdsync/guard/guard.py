@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 
@@ -46,7 +46,8 @@ class Guard:
 
     Arguments:
         every: compare replicas at every so many calls of :meth:`check`; a comparison costs about
-            as much as reading model and optimizer state once.
+            as much as reading model and optimizer state once. Where each rank takes steps alone
+            (``update=``), they are compared when they meet next, as far as they are equal then.
         on_nonfinite: what happens when a gradient is NaN or infinite on any rank, or their sum
             over ranks is. Every rank comes to the same verdict, before the update. ``"raise"``
             raises ``NonFiniteGradient``, which names the ranks, the step, the first bad tensor,
@@ -97,6 +98,7 @@ class Guard:
         self._raises_later = False
         self._pending: NonFiniteGradient | None = None
         self._calls = StepCount()
+        self._comparison_is_due = False
         self._batches: deque[Any] = deque(maxlen=_MOST_BATCHES)
         self._losses: deque[Any] = deque(maxlen=_MOST_BATCHES)
 
@@ -139,46 +141,78 @@ class Guard:
     def _judge(self, rows: np.ndarray, tensors: Sequence[nonfinite.Watched], step: int) -> bool:
         """Whether the update is to be made, from all ranks' rows; alike on all of them.
 
-        See :func:`hvdsync.guard.nonfinite.report`. Raises :class:`NonFiniteGradient`.
+        With the row of this rank only, in a step that it takes alone, it decides for itself. See
+        :func:`hvdsync.guard.nonfinite.report`. Raises :class:`NonFiniteGradient`.
         """
         report = nonfinite.report(rows, tensors)
         if report is None:
             return True
+        alone = len(rows) == 1 and verbs.size() > 1
         text = f"step {step}: {report.text}"
         if self.on_nonfinite == "raise":
-            self.failure = NonFiniteGradient(
-                f"rank {verbs.rank()} of {verbs.size()}: {text}. No rank made the update. "
+            self._raise(
+                f"{text}. {'This rank did not make' if alone else 'No rank made'} the update. "
                 f'{report.advice}; Guard(on_nonfinite="skip") leaves such steps out'
             )
-            raise self.failure
         self._nonfinite += 1
         outcome = "the update is made all the same"
         if self.on_nonfinite == "skip":
             self.skipped += 1
-            outcome = f"the step is left out on all ranks, {self.skipped:,} so far"
+            who = "this rank" if alone else "all ranks"
+            outcome = f"the step is left out on {who}, {self.skipped:,} so far"
         often = self._nonfinite > _TOLD_ALWAYS and self._nonfinite % _TOLD_EVERY
-        if verbs.rank() == 0 and not often:
+        if (alone or verbs.rank() == 0) and not often:
             logger.warning("%s; %s. %s", text, outcome, report.advice)
         return self.on_nonfinite == "warn"
 
+    def _judge_meeting(
+        self, rows: np.ndarray, tensors: Sequence[nonfinite.Watched], step: int
+    ) -> None:
+        """Raise :class:`NonFiniteGradient` on every rank for parameters that are not finite.
+
+        Replicas that met with a rank's NaN would all have it; there is no step to leave out.
+        """
+        report = nonfinite.report(rows, tensors, "parameters")
+        if report is None:
+            return
+        text = f"after step {step}: {report.text}"
+        if self.on_nonfinite != "warn":
+            self._raise(
+                f"{text}. Replicas were not synchronised. {report.advice}, and go back to a "
+                "checkpoint"
+            )
+        if verbs.rank() == 0:
+            logger.warning("%s; replicas are synchronised all the same. %s", text, report.advice)
+
+    def _raise(self, text: str) -> NoReturn:
+        self.failure = NonFiniteGradient(f"rank {verbs.rank()} of {verbs.size()}: {text}")
+        raise self.failure
+
     def _check(
-        self, list_entries: Callable[[], Sequence[Entry]], spread: Callable[[int], None]
+        self,
+        list_entries: Callable[[], Sequence[Entry]],
+        spread: Callable[[int], None],
+        may_differ: bool = False,
     ) -> bool:
         """Count a call; see :meth:`_compare`."""
-        return self._compare(self._calls.next(), list_entries, spread)
+        return self._compare(self._calls.next(), list_entries, spread, may_differ)
 
     def _compare(
         self,
         step: int,
         list_entries: Callable[[], Sequence[Entry]],
         spread: Callable[[int], None],
+        may_differ: bool = False,
     ) -> bool:
         """Compare if this step is due for it; True when ``spread(source)`` mended replicas.
 
-        ``spread`` raises on every rank where it cannot make them equal.
+        ``spread`` raises on every rank where it cannot make them equal. While replicas
+        ``may_differ``, alike on all ranks, a comparison waits until they meet.
         """
-        if step % self.every or world.current().size == 1:
+        self._comparison_is_due |= step % self.every == 0
+        if not self._comparison_is_due or may_differ or world.current().size == 1:
             return False
+        self._comparison_is_due = False
 
         def entries() -> list[Entry]:
             return without(list_entries(), self.ignore)

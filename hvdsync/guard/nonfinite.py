@@ -69,8 +69,13 @@ def make_row(
     return np.concatenate([np.array(header, np.int64), table.reshape(-1).astype(np.int64)])
 
 
-def report(rows: np.ndarray, tensors: Sequence[Watched]) -> Report | None:
-    """What all ranks' rows (ranks, :func:`row_length`) come to; None when everything is finite."""
+def report(
+    rows: np.ndarray, tensors: Sequence[Watched], subject: str = "gradients"
+) -> Report | None:
+    """What all ranks' rows (ranks, :func:`row_length`) come to; None when everything is finite.
+
+    The tensors are ``subject``.
+    """
     found: list[str] = []
     bad_input = overflow = False
     for row in rows:
@@ -79,7 +84,7 @@ def report(rows: np.ndarray, tensors: Sequence[Watched]) -> Report | None:
         at = np.flatnonzero(table[:, 0] | table[:, 1])
         if not len(at) and not bad_loss:
             continue
-        what = _describe(at, table, tensors) if len(at) else "its gradients are finite"
+        what = _describe(at, table, tensors) if len(at) else f"its {subject} are finite"
         loss = "a loss that is NaN or infinite, and " if bad_loss else ""
         found.append(f"rank {row[0]}: {loss}{what}; {_describe_input(inputs)}")
         bad_input |= bool(inputs[1] or inputs[2])
@@ -94,7 +99,7 @@ def report(rows: np.ndarray, tensors: Sequence[Watched]) -> Report | None:
     if not found:
         return None
     advice = _DATA_ADVICE if bad_input else _SUM_ADVICE if overflow else _ADVICE
-    return Report(f"gradients are not finite: {'. '.join(found)}", advice)
+    return Report(f"{subject} are not finite: {'. '.join(found)}", advice)
 
 
 def _describe(at: np.ndarray, table: np.ndarray, tensors: Sequence[Watched]) -> str:

@@ -29,9 +29,9 @@ class TorchVerdict:
     before the update.
 
     ``tensors`` gives (key, name, tensor) of all gradients in the order of use; ``find_input`` what
-    they were computed from, if the guard was shown nothing. ``process_set`` is None where nothing
-    is reduced. On the wire: nothing of its own but, in a step with a flag, one all-gather of 24
-    bytes per tensor and rank.
+    they were computed from, if the guard was shown nothing. ``process_set`` is None where, and
+    while, nothing is reduced. On the wire: nothing of its own but, in a step with a flag, one
+    all-gather of 24 bytes per tensor and rank.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class TorchVerdict:
         self._torch = torch
         self._name = name
         self._tensors = tensors
-        self._process_set = process_set
+        self.process_set = process_set
         self._find_input = find_input
         self._steps = StepCount()
         self._local: dict[Any, tuple[int, int]] = {}
@@ -126,7 +126,9 @@ class TorchVerdict:
                 return True
             tensors = self._tensors()
             row = self._row(tensors)
-            rows = world.current().allgather(row, f"{self._name}.nonfinite", self._process_set)
+            rows = row
+            if self.process_set is not None:
+                rows = world.current().allgather(row, f"{self._name}.nonfinite", self.process_set)
             watched = [nonfinite.Watched(name, kind_of(t), t.numel()) for _, name, t in tensors]
             number = counted + self.guard.steps_before if step is None else step()
             return self.guard._judge(rows.reshape(-1, len(row)), watched, number)
@@ -144,7 +146,7 @@ class TorchVerdict:
         return norm * norm
 
     def _is_flagged(self) -> bool:
-        if self._process_set is not None:
+        if self.process_set is not None:
             return self._flagged
         # Alone: nothing was reduced.
         self._read_norms()
@@ -227,6 +229,33 @@ class ListVerdict:
             verdict.look_at_rest(list(enumerate(gradients)))
         if verdict.to_be_applied(lambda: int(optimizer.iterations) + 1):
             update(gradients)
+
+
+def judge_meeting(
+    torch: Any,
+    guard: Guard,
+    names: Sequence[str],
+    tensors: Sequence[Any],
+    met: Sequence[Any],
+    step: int,
+) -> None:
+    """Look at what comes of ranks' parameters when replicas meet, before it is used.
+
+    ``tensors`` are still this rank's own; ``met``, which is equal on all ranks, is made of their
+    mean. Raises :class:`NonFiniteGradient` on every rank unless the guard only warns. On the wire:
+    nothing while all is finite, otherwise one all-gather of 24 bytes per tensor and rank.
+    """
+    if all(torch.isfinite(norm) for norm in torch._foreach_norm(list(met))):
+        return
+    local = np.array([count(torch, tensor) for tensor in tensors], np.int64)
+    reduced = np.array([sum(count(torch, tensor)) for tensor in met], np.int64)
+    row = nonfinite.make_row(verbs.rank(), None, False, local, reduced)
+    rows = world.current().allgather(row, "hvdsync.meeting.nonfinite").reshape(-1, len(row))
+    watched = [
+        nonfinite.Watched(name, kind_of(t), t.numel())
+        for name, t in zip(names, tensors, strict=True)
+    ]
+    guard._judge_meeting(rows, watched, step + guard.steps_before)
 
 
 def count(torch: Any, values: Any) -> tuple[int, int]:

@@ -13,7 +13,12 @@ from hvdsync.comm.comparison import noted, require_equal
 from hvdsync.keras._backend import backend
 from hvdsync.keras.guard import Guard
 from hvdsync.sync.keras_optimizer import Sharing, distribute_optimizer, with_loss_scaling
-from hvdsync.sync.options import check_engine, check_gradient_options, option_facts
+from hvdsync.sync.options import (
+    check_combination,
+    check_engine,
+    check_gradient_options,
+    option_facts,
+)
 from hvdsync.sync.variables import broadcast_through_host
 
 logger = logging.getLogger(__name__)
@@ -164,7 +169,9 @@ def distribute(
     Raises ``ValueError`` for an engine or update rule that does not exist; and when the optimizer
     is built, :class:`RankMismatch` on every rank when options or variables differ between ranks.
     """
-    check_engine(engine, update)
+    check_engine(engine)
+    if check_combination(update) is not None:
+        raise ValueError(f"update is {update!r}; expected None or Synchronous()")
     if accumulate != 1:
         options.update(backward_passes_per_step=accumulate, average_aggregated_gradients=True)
     distributed = DistributedOptimizer(optimizer, compression=compression, guard=guard, **options)

@@ -9,7 +9,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from hvdsync.sync.compression import describe
+from hvdsync.sync.compression import CastCompressor, NoneCompressor, describe
+from hvdsync.sync.update_rules import Asynchronous, DiLoCo, LocalRule, LocalSGD, Synchronous
 
 
 def check_gradient_options(
@@ -59,11 +60,68 @@ def option_facts(optimizer: Any, **options: Any) -> dict[str, Any]:
     return facts
 
 
-def check_engine(engine: str, update: Any, *, offered: Sequence[str] = ("horovod",)) -> None:
-    """Raise ``ValueError`` for what a front door's ``distribute`` does not offer."""
+def check_engine(engine: str, *, offered: Sequence[str] = ("horovod",)) -> None:
+    """Raise ``ValueError`` for an engine that a front door's ``distribute`` does not offer."""
     if engine not in offered:
         listed = " or ".join(map(repr, offered))
         reason = "; DistributedDataParallel is PyTorch's own" if engine == "ddp" else ""
         raise ValueError(f"distribute: engine is {engine!r}; expected {listed}{reason}")
-    if update is not None:
-        raise ValueError(f"distribute: update is {update!r}; expected None (synchronous)")
+
+
+def check_combination(
+    update: Any,
+    *,
+    engine: str = "horovod",
+    compression: Any = NoneCompressor,
+    averages: bool = True,
+    everyone: bool = True,
+    elastic: bool = False,
+) -> LocalRule | None:
+    """``update`` if each rank takes steps alone by it; None where gradients are averaged.
+
+    ``averages`` says whether the reduction is an average, ``everyone`` whether it is over all
+    ranks, ``elastic`` whether ranks may come and go. Raises ``ValueError``, with the reason, for a
+    combination that makes no sense.
+    """
+    if update is None or isinstance(update, Synchronous):
+        return None
+    if isinstance(update, Asynchronous) or not isinstance(update, LocalRule):
+        raise ValueError(
+            f"update is {update!r}; expected None, Synchronous(), LocalSGD(period) or "
+            "DiLoCo(period)"
+        )
+    name = type(update).__name__
+    if engine == "ddp":
+        raise ValueError(
+            f"update={name} with engine='ddp': DistributedDataParallel averages gradients in every "
+            "backward pass, which is what such a rule spares; use engine='horovod'"
+        )
+    if not averages:
+        raise ValueError(
+            f"update={name} with an op that is no average: the parameters of ranks that train "
+            "alone have a mean and no sum; use op=Average"
+        )
+    if not everyone:
+        raise ValueError(
+            f"update={name} with a process set: replicas meet over all ranks; use the global one"
+        )
+    if elastic:
+        raise ValueError(
+            f"update={name} in an elastic job: a rank that is lost between two meetings takes its "
+            "steps with it; use update=Synchronous(), or a fixed number of ranks"
+        )
+    if isinstance(update, LocalSGD) and compression is not NoneCompressor:
+        raise ValueError(
+            f"update=LocalSGD with compression={describe(compression)}: parameters themselves "
+            "travel, and what a step changed in them would be rounded away; use DiLoCo, which "
+            "sends differences, or Compression.none"
+        )
+    if isinstance(update, DiLoCo) and not (
+        compression is NoneCompressor or isinstance(compression, CastCompressor)
+    ):
+        raise ValueError(
+            f"update=DiLoCo with compression={describe(compression)}: its error feedback is that "
+            "of the gradients of each step, and between meetings none travel; use Compression.fp16 "
+            "or .none"
+        )
+    return update

@@ -131,18 +131,18 @@ class FlatBucket:
         length = bucket.length + 2 * count + 1
         self.flat = torch.zeros(length, dtype=first.dtype, device=first.device)
         self.gradients = self.flat[: bucket.length]
-        self.views = []
-        start = 0
-        for tensor, size in zip(self.tensors, bucket.sizes, strict=True):
-            part = self.flat[start : start + size]
-            self.views.append(_shaped_like(part, tensor))
-            start += size
-        self.used = self.flat[start : start + count]
-        self.sparse = self.flat[start + count : -1]
+        self.views = self.shaped(self.gradients)
+        self.used = self.flat[bucket.length : bucket.length + count]
+        self.sparse = self.flat[bucket.length + count : -1]
         self.suspect = self.flat[-1:]
         self.pending = count
         self.missing: list[int] = []
         self.flight: tuple[Any, Any] | None = None
+
+    def shaped(self, flat: Any) -> list[Any]:
+        """Views of a flat tensor, of as many elements as ``gradients``, shaped as the tensors."""
+        parts = flat.split([tensor.numel() for tensor in self.tensors])
+        return [_shaped_like(part, t) for part, t in zip(parts, self.tensors, strict=True)]
 
     def fill(self, torch: Any, gradients: Sequence[Any | None]) -> None:
         """Copy gradients into their places; ``missing`` then lists the slots that had none."""

@@ -17,7 +17,12 @@ from hvdsync.comm.comparison import noted, require_equal
 from hvdsync.guard.tensorflow_nonfinite import GraphVerdict
 from hvdsync.sync.accumulation import GraphAccumulation
 from hvdsync.sync.keras_optimizer import Sharing, distribute_optimizer, with_loss_scaling
-from hvdsync.sync.options import check_engine, check_gradient_options, option_facts
+from hvdsync.sync.options import (
+    check_combination,
+    check_engine,
+    check_gradient_options,
+    option_facts,
+)
 from hvdsync.sync.tensorflow_reducer import GraphReducer
 from hvdsync.tensorflow.compression import Compression
 from hvdsync.tensorflow.functions import broadcast_variables
@@ -147,7 +152,9 @@ def distribute(
     Raises ``ValueError`` for an engine or update rule that does not exist and for a model without
     variables, and ``RankMismatch`` on every rank when models or options differ between ranks.
     """
-    check_engine(engine, update)
+    check_engine(engine)
+    if check_combination(update) is not None:
+        raise ValueError(f"update is {update!r}; expected None or Synchronous()")
     variables = list(getattr(model, "variables", model))
     if not variables:
         raise ValueError(

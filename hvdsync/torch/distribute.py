@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hvdsync.comm import launch, process_group, world
-from hvdsync.sync.options import check_engine
+from hvdsync.sync.options import check_combination, check_engine
 from hvdsync.torch.compression import Compression
 from hvdsync.torch.functions import (
     broadcast_optimizer_state,
@@ -44,7 +44,10 @@ def distribute(
         engine: ``"horovod"`` or ``"ddp"``, as in ``init()``; None is the one that it started. With
             ``"ddp"`` gradients are reduced by PyTorch's ``DistributedDataParallel``, which needs
             the model itself to be called, not only parts of it.
-        update: None, for synchronous gradient averaging.
+        update: the update rule. None, or ``Synchronous()``, averages gradients before each update.
+            With ``LocalSGD(period)`` and ``DiLoCo(period)`` each rank takes steps alone, and
+            replicas meet every so many: see docs/update-rules.md. ``optimizer.replicas_equal``
+            then says whether they are equal, ``optimizer.synchronize_replicas()`` makes them so.
         compression: what travels in place of gradients; ``Compression.none`` or ``.fp16``.
         accumulate: micro-batches per optimizer step. Their gradients are averaged, and a shorter
             last step of an epoch has its true average.
@@ -55,16 +58,17 @@ def distribute(
             ``DistributedDataParallel``, such as ``bucket_cap_mb``. A model that always uses all
             parameters is a little faster with ``find_unused_parameters=False``.
 
-    Raises ``ValueError`` for an engine or update rule that does not exist and for an engine that is
-    not the one of ``init()``, and ``RankMismatch`` on every rank when the parameters' names, shapes
-    or dtypes differ between ranks.
+    Raises ``ValueError`` for an engine or update rule that does not exist or does not go with the
+    other options, and for an engine that is not the one of ``init()``, and ``RankMismatch`` on
+    every rank when the parameters' names, shapes or dtypes differ between ranks.
     """
     engine = _choose(engine)
-    check_engine(engine, update, offered=("horovod", "ddp"))
+    check_engine(engine, offered=("horovod", "ddp"))
     # Wrapped first: it compares the models, so a mismatch is an error and not a broken broadcast.
     if engine == "ddp":
         from hvdsync.torch import ddp
 
+        check_combination(update, engine=engine)
         distributed = ddp.distribute_optimizer(
             model,
             optimizer,
@@ -82,11 +86,15 @@ def distribute(
                 list(model.named_parameters()) if all(p in names for p in trained) else None
             ),
             compression=compression,
+            update=update,
             backward_passes_per_step=accumulate,
             average_passes=accumulate > 1,
             guard=guard,
             **options,
         )
+    local = getattr(distributed, "_local", None)
+    if local is not None:
+        local.buffers = model.named_buffers
     if not launch.is_elastic():
         broadcast_model(model)
         broadcast_optimizer_state(optimizer, root_rank=0)

@@ -79,6 +79,19 @@ class GradientReducer(PassReducer):
             except HorovodInternalError:
                 self._abandon()
 
+    def travel(self, wire: Wire | None) -> None:
+        """From the next backward pass on reduce over ``wire``, or with None not at all.
+
+        Called between steps, alike on all ranks. The verdict is that of all ranks, or of each.
+        """
+        if wire is self.wire:
+            return
+        self.reset()
+        self.wire = wire
+        if self.verdict is not None:
+            self.verdict.process_set = None if wire is None else wire.process_set
+        self._watch(self._trainable())
+
     # Planning
 
     def _trainable(self) -> dict[torch.Tensor, str]:

@@ -12,11 +12,17 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
+from hvdsync.comm import verbs
+from hvdsync.errors import HvdsyncError
 from hvdsync.guard import guard, replicas
 from hvdsync.guard.fingerprints import Entry, flatten, kind_of, plain_entry, without
 from hvdsync.sync.variables import refuse_different
 from hvdsync.torch.distribute import broadcast_model
-from hvdsync.torch.functions import broadcast_object, broadcast_optimizer_state
+from hvdsync.torch.functions import (
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
 from hvdsync.torch.hooks import ForwardHook
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -40,8 +46,15 @@ def check_replicas(
 
     On the wire: 17 bytes a rank while replicas are equal. Raises :class:`ReplicaMismatch` on every
     rank, naming the first tensor that differs, the ranks that differ from the majority, and by how
-    much. With one rank it returns at once.
+    much. With an update rule by which ranks take steps alone, what has met is compared, and
+    ``HvdsyncError`` is raised where replicas may differ. With one rank it returns at once.
     """
+    if not getattr(optimizer, "replicas_equal", True):
+        raise HvdsyncError(
+            f"rank {verbs.rank()} of {verbs.size()}: replicas are not meant to be equal now, since "
+            "each rank takes steps alone between two meetings; call "
+            "optimizer.synchronize_replicas() before they are compared"
+        )
     replicas.check(lambda: without(_entries(model, optimizer, scaler), ignore))
 
 
@@ -65,6 +78,7 @@ class Guard(guard.Guard):
         return self._check(
             lambda: _entries(model, optimizer, scaler),
             lambda root: _spread(root, model, optimizer, scaler),
+            _nothing_is_equal(optimizer),
         )
 
     def _attach(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -76,6 +90,7 @@ class Guard(guard.Guard):
                 steps.next(),
                 lambda: _entries(model, optimizer, None),
                 lambda root: _spread(root, model, optimizer, None),
+                _nothing_is_equal(optimizer),
             )
 
         optimizer.register_step_post_hook(after_step)
@@ -88,7 +103,23 @@ class Guard(guard.Guard):
             self.watch(args, kwargs)
 
 
+def _equal_now(optimizer: Any) -> list[torch.Tensor] | None:
+    """What is meant to be equal on all ranks after this step; None for everything."""
+    local = getattr(optimizer, "_local", None)
+    return None if local is None else local.equal_now()
+
+
+def _nothing_is_equal(optimizer: Any) -> bool:
+    equal = _equal_now(optimizer)
+    return equal is not None and not equal
+
+
 def _spread(root: int, model: torch.nn.Module, optimizer: Any, scaler: Any) -> None:
+    equal = _equal_now(optimizer)
+    if equal is not None:
+        refuse_different(equal)
+        broadcast_parameters(equal, root)
+        return
     # A broadcast of other shapes would break in the middle.
     refuse_different([v for v in model.state_dict().values() if torch.is_tensor(v)])
     broadcast_model(model, root)
@@ -99,6 +130,10 @@ def _spread(root: int, model: torch.nn.Module, optimizer: Any, scaler: Any) -> N
 
 
 def _entries(model: torch.nn.Module, optimizer: Any, scaler: Any) -> list[Entry]:
+    equal = _equal_now(optimizer)
+    if equal is not None:
+        names = {id(t): name for name, t in (*model.named_parameters(), *model.named_buffers())}
+        return [tensor_entry(names.get(id(t), f"tensor{i}"), t) for i, t in enumerate(equal)]
     entries: list[Entry] = []
     seen: set[tuple[Any, ...]] = set()
     for name, value in model.state_dict().items():

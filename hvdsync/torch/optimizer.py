@@ -16,10 +16,11 @@ from hvdsync.comm import launch, process_group, verbs
 from hvdsync.comm.comparison import noted, require_equal
 from hvdsync.guard.guard import Guard
 from hvdsync.guard.torch_nonfinite import TorchVerdict
-from hvdsync.sync.options import check_gradient_options, option_facts
+from hvdsync.sync.options import check_combination, check_gradient_options, option_facts
 from hvdsync.sync.torch_reducer import Wire
 from hvdsync.torch.compression import Compression
 from hvdsync.torch.gradients import GradientReducer
+from hvdsync.torch.local_updates import STATE_KEY, LocalUpdates
 from hvdsync.torch.ops import hvd
 
 if TYPE_CHECKING:
@@ -38,12 +39,18 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     # Attributes of the wrapper itself; any other is read from and written to the wrapped one.
     # ``step`` is here because learning-rate schedulers replace it on the object they are given.
-    _OWN = frozenset({"_wrapped", "_reducer", "_hooks", "_asked_to_synchronize", "step"})
+    _OWN = frozenset({"_wrapped", "_reducer", "_local", "_hooks", "_asked_to_synchronize", "step"})
 
-    def __init__(self, wrapped: torch.optim.Optimizer, reducer: Reducer | None) -> None:
+    def __init__(
+        self,
+        wrapped: torch.optim.Optimizer,
+        reducer: Reducer | None,
+        local: LocalUpdates | None = None,
+    ) -> None:
         # Not Optimizer.__init__: there is one set of groups and state, the wrapped optimizer's.
         self._wrapped = wrapped
         self._reducer = reducer
+        self._local = local
         self._asked_to_synchronize = False
         if reducer is not None:
             self._hooks = (
@@ -99,18 +106,46 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._wrapped.zero_grad(set_to_none=set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's state, in its own form."""
-        return self._wrapped.state_dict()
+        """The wrapped optimizer's state, in its own form.
+
+        Where ranks take steps alone it has one key more, "update_rule", which plain optimizers do
+        not read: the number of steps, and DiLoCo's anchors and momentum.
+        """
+        state = self._wrapped.state_dict()
+        return state if self._local is None else {**state, STATE_KEY: self._local.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of the plain or of the distributed optimizer; they are the same."""
+        """Load a state of the plain or of the distributed optimizer, of any update rule."""
         if self._reducer is not None:
             self._reducer.reset()
         self._wrapped.load_state_dict(state_dict)
+        if self._local is not None:
+            self._local.load_state_dict(state_dict.get(STATE_KEY))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its gradients are reduced from the next step on, on all ranks."""
         self._wrapped.add_param_group(param_group)
+
+    # Update rules
+
+    @property
+    def replicas_equal(self) -> bool:
+        """Whether parameters are equal on all ranks now, which local steps leave them not to be.
+
+        The same on all ranks; nothing travels.
+        """
+        return self._local is None or self._local.replicas_equal
+
+    def synchronize_replicas(self) -> None:
+        """Make model and optimizer state equal on all ranks, where local steps left them not to be.
+
+        An early meeting of what has not just met; then all ranks get the optimizer state of rank 0.
+        To be called before evaluation; ``Checkpoint.save`` does so itself. Collective, and nothing
+        travels where gradients are averaged. Raises :class:`RankMismatch` on every rank when ranks
+        have taken different numbers of steps.
+        """
+        if self._local is not None:
+            self._local.synchronize_replicas()
 
     # What Horovod adds
 
@@ -157,6 +192,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     @property
     def waited_seconds(self) -> float:
         """Seconds in which training stood still for gradients of other ranks so far."""
+        if self._local is not None:
+            return 0.0 if self._local.wire is None else self._local.wire.waited_seconds
         return 0.0 if self._reducer is None else self._reducer.waited_seconds
 
 
@@ -229,6 +266,7 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     process_set: Any = hvd.global_process_set,
     *,
+    update: Any = None,
     average_passes: bool = False,
     guard: Guard | None = None,
 ) -> torch.optim.Optimizer:
@@ -252,14 +290,17 @@ def DistributedOptimizer(
             parameters. By default buckets are of at most 4 MiB, in reverse order of use.
         sparse_as_dense: send sparse gradients as dense tensors.
         process_set: the ranks among which to reduce.
+        update: the update rule: None or ``Synchronous()``; or ``LocalSGD(period)`` or
+            ``DiLoCo(period)``, by which each rank takes steps alone, and parameters meet every so
+            many. :func:`distribute` has a model's buffers meet, too.
         average_passes: divide by the number of backward passes that were accumulated, so that a
             shorter last step of an epoch has its true average.
         guard: judges gradients before each update; see ``on_nonfinite`` of :class:`Guard`.
 
     On the wire: one all-reduce per bucket, its gradients and two flags for each of them.
-    Raises ``ValueError`` for names that are missing or doubled and for a guard with ``hvd.Adasum``,
-    and :class:`RankMismatch` on every rank when names, shapes, dtypes or options differ between
-    ranks. ``step()`` raises what the guard does.
+    Raises ``ValueError`` for names that are missing or doubled and for options that make no sense
+    together, and :class:`RankMismatch` on every rank when names, shapes, dtypes or options differ
+    between ranks. ``step()`` raises what the guard does.
     """
     groups = check_gradient_options(
         averages=op == hvd.Average,
@@ -277,6 +318,13 @@ def DistributedOptimizer(
             "DistributedOptimizer reduces over Horovod, but init(engine='ddp') started a process "
             "group; call distribute(model, optimizer), or init() without it"
         )
+    rule = check_combination(
+        update,
+        compression=compression,
+        averages=op == hvd.Average,
+        everyone=process_set is hvd.global_process_set,
+        elastic=elastic,
+    )
     if op == hvd.Adasum and guard is not None:
         raise ValueError("a guard judges averages and sums of gradients; found op=Adasum with it")
     if op == hvd.Adasum and not alone:
@@ -302,6 +350,7 @@ def DistributedOptimizer(
             groups=groups,
             sparse_as_dense=sparse_as_dense,
             average_passes=average_passes,
+            update=str(rule),
             on_nonfinite=None if guard is None else guard.on_nonfinite,
         )
         wire = Wire(
@@ -313,7 +362,8 @@ def DistributedOptimizer(
             gradient_predivide_factor=gradient_predivide_factor,
             process_set=process_set,
         )
-    if wire is None and guard is None and not (average_passes and backward_passes_per_step > 1):
+    averages = average_passes and backward_passes_per_step > 1
+    if rule is None and wire is None and guard is None and not averages:
         return _DistributedOptimizer(optimizer, None)
     verdict = None
     if guard is not None:
@@ -333,7 +383,11 @@ def DistributedOptimizer(
         groups=groups,
         verdict=verdict,
     )
-    return _DistributedOptimizer(optimizer, reducer)
+    if rule is None:
+        return _DistributedOptimizer(optimizer, reducer)
+
+    local = LocalUpdates(rule, optimizer, reducer, guard)
+    return _DistributedOptimizer(optimizer, reducer, local)
 
 
 def named_parameters_of(

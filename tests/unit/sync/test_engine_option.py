@@ -6,12 +6,12 @@ from hvdsync.sync.options import check_engine
 
 
 def test_what_is_offered_is_accepted():
-    check_engine("horovod", None)
-    check_engine("ddp", None, offered=("horovod", "ddp"))
+    check_engine("horovod")
+    check_engine("ddp", offered=("horovod", "ddp"))
 
 
 def test_another_engine_is_refused_with_the_reason():
     with pytest.raises(ValueError, match=r"'ddp'; expected 'horovod'; Distributed.*PyTorch's own"):
-        check_engine("ddp", None)
+        check_engine("ddp")
     with pytest.raises(ValueError, match="'nccl'; expected 'horovod' or 'ddp'$"):
-        check_engine("nccl", None, offered=("horovod", "ddp"))
+        check_engine("nccl", offered=("horovod", "ddp"))
