@@ -64,9 +64,8 @@ def assert_verdict(report, case, ranks):
     assert f"rank {slow} is the slowest" in report.text
     means = {kind: values.mean(axis=1) for kind, values in report.seconds.items()}
     for rank in range(slow):
-        assert means["waiting"][rank] > SECONDS / 2, report.text
         own = sum(means[k][rank] for k in ("data", "compute", "checkpoint"))
         assert own < means["waiting"][rank], report.text
         assert means["waiting"][slow] < means["waiting"][rank], report.text
-    # Less than all of it where batches are read ahead.
-    assert means[kind][slow] > SECONDS / 2, report.text
+        # How much more depends on how far batches are read ahead.
+        assert means[kind][slow] > means[kind][rank], report.text
