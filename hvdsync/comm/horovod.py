@@ -202,7 +202,12 @@ def _settings(launch: LaunchInfo | None) -> dict[str, str]:
     if launch.launcher == "mpirun":
         # A rank that waits must leave its core to the others: where ranks outnumber cores, a
         # small all-reduce takes 20 times as long when waiting ranks spin.
-        return {"OMPI_MCA_mpi_yield_when_idle": "1"}
+        settings = {"OMPI_MCA_mpi_yield_when_idle": "1"}
+        if launch.local_size == launch.size:
+            # Within a host windows are shared memory; UCX would only complain on every rank that
+            # it cannot offer more.
+            settings["OMPI_MCA_osc"] = "^ucx"
+        return settings
     return {}
 
 

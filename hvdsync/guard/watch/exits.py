@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from types import TracebackType
 
+from hvdsync.comm import windows
 from hvdsync.errors import HvdsyncError, RankFailed, StalledRank
 from hvdsync.guard.watch.endings import Ending
 from hvdsync.guard.watch.member import Member
@@ -95,9 +96,19 @@ class Exits:
         error = getattr(sys, "last_value", None)
         if error is not None:
             self.fail(error)
+        elif self._member.is_well:
+            leave_windows()
         self._member.let_the_first_go_first()
         self._member.say_end(Ending(self._member.rank, "finished"))
         self._member.shut_down()
+
+
+def leave_windows() -> None:
+    """Let all ranks have done with one another's memory; they may still be reading this one's."""
+    try:
+        windows.before_leaving()
+    except Exception as error:  # another rank has ended, and cannot come
+        logger.debug("left without the other ranks: %s", error)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

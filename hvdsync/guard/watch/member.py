@@ -115,6 +115,11 @@ class Member:
             )
         return RankFailed(f"{here} cannot go on: {cause.text}{trace}")
 
+    @property
+    def is_well(self) -> bool:
+        """Whether no rank is known to have ended, this one included."""
+        return not self._endings
+
     def let_the_first_go_first(self) -> None:
         """Wait a moment until the rank that this one ends because of has gone.
 

@@ -12,7 +12,7 @@ from typing import Any
 from hvdsync.comm import failures, horovod, launch, world
 from hvdsync.guard.watch import limit, rendezvous
 from hvdsync.guard.watch.endings import Ending
-from hvdsync.guard.watch.exits import Exits
+from hvdsync.guard.watch.exits import Exits, leave_windows
 from hvdsync.guard.watch.hub import Hub
 from hvdsync.guard.watch.member import Member
 from hvdsync.guard.watch.pending import Pending
@@ -49,6 +49,8 @@ class Watch:
 
     def close(self) -> None:
         """Say goodbye, shut Horovod down, and leave the process's ways out as they were."""
+        if self._member.is_well:
+            leave_windows()
         failures.explain_with(None)
         self._exits.remove()
         self._member.say_end(Ending(self._member.rank, "finished"))
