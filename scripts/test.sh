@@ -73,6 +73,9 @@ suite torch-4 ranks --gloo -np 4 -- tests/parallel/torch -k "not (test_checkpoin
 # Read whole: a reader that leaves early would break the writer's pipe.
 if command -v mpirun >/dev/null && [[ $(horovodrun --check-build) == *'[X] MPI'* ]]; then
     suite torch-mpi ranks --mpi -np 2 -- tests/parallel/torch
+    if at_length; then
+        suite torch-mpi-4 ranks --mpi -np 4 -- tests/parallel/torch/test_{shared_parameters,asynchronous}.py
+    fi
 else
     echo "== torch-mpi left out: Horovod was built without MPI, or there is no mpirun"
 fi

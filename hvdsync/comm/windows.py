@@ -18,6 +18,32 @@ _PIECE = 1 << 16
 _in_use = False
 
 
+def require_launch() -> None:
+    """Raise :class:`LaunchError` where the ranks of this world were not started over MPI.
+
+    MPI itself is not asked, which would start as a world of one in each process; nothing travels.
+    """
+    started = launch.detect()
+    if started is None or started.launcher == "horovodrun":
+        found = "no launcher" if started is None else "horovodrun over Gloo"
+        raise LaunchError(
+            f"{_here()}: parameters are shared through MPI's one-sided windows, which need a "
+            f"launch over MPI; found {found}. {_how_to_start()}"
+        )
+
+
+def _here() -> str:
+    return f"rank {world.current().rank} of {world.current().size}"
+
+
+def _how_to_start() -> str:
+    size = world.current().size
+    return (
+        f"Start with `horovodrun --mpi -np {size} ...` or `mpirun -np {size} ...`; `python -m "
+        "hvdsync doctor` says whether Horovod was built with MPI"
+    )
+
+
 def connect() -> Any:
     """An mpi4py communicator of the ranks of this world, in their order; collective.
 
@@ -25,33 +51,21 @@ def connect() -> Any:
     mpi4py is missing or belongs to another MPI.
     """
     global _in_use
-    comm = world.current()
-    here = f"rank {comm.rank} of {comm.size}"
-    how = (
-        f"start it with `horovodrun --mpi -np {comm.size} ...` or `mpirun -np {comm.size} ...` "
-        "(`python -m hvdsync doctor` says whether Horovod was built with MPI)"
-    )
-    started = launch.detect()
-    if started is None or started.launcher == "horovodrun":
-        # Asked before MPI is: it would start as a world of one in each process.
-        raise LaunchError(
-            f"{here}: MPI's one-sided windows need a launch over MPI, found "
-            f"{'none' if started is None else 'horovodrun over Gloo'}; {how}"
-        )
+    require_launch()
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise LaunchError(
-            f"{here}: MPI's one-sided windows need mpi4py, which does not load ({error}); install "
-            "it with `pip install 'hvdsync[mpi]'`"
+            f"{_here()}: MPI's one-sided windows need mpi4py, which does not load ({error}); "
+            "install it with `pip install 'hvdsync[mpi]'`"
         ) from error
-    if MPI.COMM_WORLD.Get_size() != comm.size:
+    if MPI.COMM_WORLD.Get_size() != world.current().size:
         raise LaunchError(
-            f"{here}: {started.launcher} started the ranks, but mpi4py sees "
-            f"{MPI.COMM_WORLD.Get_size()} of them; {how}, with the MPI that mpi4py was built for"
+            f"{_here()}: mpi4py sees a world of {MPI.COMM_WORLD.Get_size()}, and was perhaps built "
+            f"for another MPI than Horovod. {_how_to_start()}"
         )
     _in_use = True
-    return MPI.COMM_WORLD.Split(0, comm.rank)
+    return MPI.COMM_WORLD.Split(0, world.current().rank)
 
 
 def before_leaving() -> None:
@@ -68,9 +82,9 @@ def before_leaving() -> None:
 class SharedVector:
     """A flat array of float32 or float64 that is cut into a piece for each rank to hold.
 
-    Every method but the last is one rank's own. Additions are atomic for each element, and none is
+    Adding and reading are one rank's own. Additions are atomic for each element, and none is
     lost; who reads meanwhile may see some elements before and others after an addition.
-    ``connection`` is that of :func:`connect`. On the wire: ``length`` elements for each call.
+    ``connection`` is that of :func:`connect`. On the wire: ``length`` elements there and back.
     """
 
     def __init__(self, connection: Any, length: int, dtype: Any) -> None:
@@ -116,32 +130,46 @@ class SharedVector:
         self._held[:] = values[self._mine]
         self._window.Sync()
 
+    def close(self) -> None:
+        """Give the memory back; collective."""
+        self._window.Unlock_all()
+        self._window.Free()
+
 
 class SharedCounters:
-    """A whole number of each rank, which it sets and all read."""
+    """Whole numbers of each rank, ``count`` of them and 0 at first, which any rank sets and reads.
 
-    def __init__(self, connection: Any) -> None:
+    Making them is collective; the methods are one rank's own.
+    """
+
+    def __init__(self, connection: Any, count: int) -> None:
         from mpi4py import MPI
 
-        self._mpi, self._rank = MPI, connection.Get_rank()
-        self._window = MPI.Win.Allocate(8, 8, comm=connection)
+        self._mpi = MPI
+        self._window = MPI.Win.Allocate(8 * count, 8, comm=connection)
         _memory(self._window, np.int64)[:] = 0
         self._window.Lock_all()
         connection.Barrier()
 
-    def set(self, value: int) -> None:
-        """Set this rank's own."""
+    def set(self, rank: int, which: int, value: int) -> None:
+        """Set one of ``rank``'s numbers."""
         _require_mpi(self._mpi)
-        self._window.Accumulate(np.array([value], np.int64), self._rank, op=self._mpi.REPLACE)
-        self._window.Flush(self._rank)
+        given = np.array([value], np.int64)
+        self._window.Accumulate(given, rank, which, op=self._mpi.REPLACE)
+        self._window.Flush(rank)
 
-    def read(self, rank: int) -> int:
-        """That of ``rank``."""
+    def read(self, rank: int, which: int) -> int:
+        """One of ``rank``'s numbers."""
         _require_mpi(self._mpi)
         found = np.empty(1, np.int64)
-        self._window.Fetch_and_op(found, found, rank, op=self._mpi.NO_OP)
+        self._window.Fetch_and_op(found, found, rank, which, op=self._mpi.NO_OP)
         self._window.Flush(rank)
         return int(found[0])
+
+    def close(self) -> None:
+        """Give the memory back; collective."""
+        self._window.Unlock_all()
+        self._window.Free()
 
 
 def _memory(window: Any, dtype: Any) -> np.ndarray:

@@ -14,8 +14,10 @@ import numpy as np
 from hvdsync.comm import clock, windows, world
 from hvdsync.errors import StalledRank
 
-# A rank that has come to a meeting holds nobody up.
-_ARRIVED = np.iinfo(np.int64).max
+# What ranks tell one another: their steps, and that a meeting is called.
+_STEPS, _CALL = range(2)
+# In place of steps: a rank that has come to a meeting holds nobody up.
+_ARRIVED = int(np.iinfo(np.int64).max)
 _SHORTEST_POLL, _LONGEST_POLL = 0.001, 0.05
 
 
@@ -62,7 +64,7 @@ class SharedParameters:
         ]
         views = {kind: iter(flat.views()) for kind, flat in zip(kinds, self._flats, strict=True)}
         self.values = [next(views[array.dtype.name]) for array in arrays]
-        self._counters = windows.SharedCounters(connection)
+        self._counters = windows.SharedCounters(connection, 2)
         self._known = dict.fromkeys(self._others, 0)
         self.steps = 0
         self.waited_seconds = 0.0
@@ -80,26 +82,52 @@ class SharedParameters:
         self._push()
         self.steps += 1
         # After the values have arrived: who reads this counter finds them.
-        self._counters.set(self.steps)
+        self._counters.set(self._rank, _STEPS, self.steps)
         if self._staleness is not None and self._wait_for_steps(self.steps - self._staleness):
             self._pull()
         self.waited_seconds += time.perf_counter() - started
 
-    def agree(self) -> None:
+    def agree(self) -> bool:
         """Push what changed, wait for all ranks, and leave the same bits in all their values.
 
-        Collective: ranks that are there hold nobody up by their staleness, and steps count from 0
-        again. On the wire: each value there and back, and once more.
+        Whether any rank had made a step since the last meeting; the same on all ranks. Collective:
+        ranks that are there hold nobody up by their staleness, and steps count from 0 again. On the
+        wire: each value there and back, twice.
         """
         self._push()
-        with self._meeting():
+        with self._meeting(self.steps) as steps:
             self._pull()
+        return any(steps)
 
     def reset(self) -> None:
         """Share what rank 0 has in its values in place of what was shared; collective."""
         with self._meeting():
             for flat in self._flats:
                 flat.reset()
+
+    def meet(self, number: int) -> list[int]:
+        """Wait for all ranks; the numbers that they came with, in their order. Collective.
+
+        As :meth:`agree` with regard to steps, but nobody's values change.
+        """
+        with self._meeting(number) as numbers:
+            return numbers
+
+    def call(self) -> None:
+        """Have :attr:`called` be True on every rank, until the next meeting; of one rank alone."""
+        for rank in (self._rank, *self._others):
+            self._counters.set(rank, _CALL, 1)
+
+    @property
+    def called(self) -> bool:
+        """Whether any rank has called for a meeting. Nothing travels."""
+        return self._counters.read(self._rank, _CALL) != 0
+
+    def close(self) -> None:
+        """Give the shared memory back, and keep the values; collective, after a meeting."""
+        self._counters.close()
+        for flat in self._flats:
+            flat.shared.close()
 
     def _push(self) -> None:
         for flat in self._flats:
@@ -110,16 +138,17 @@ class SharedParameters:
             flat.pull()
 
     @contextmanager
-    def _meeting(self) -> Iterator[None]:
-        """Context in which all ranks are at once, and nobody pushes."""
-        self._counters.set(_ARRIVED)
+    def _meeting(self, number: int = 0) -> Iterator[list[int]]:
+        """Context in which all ranks are at once, and nobody pushes; gives all ranks' numbers."""
+        self._counters.set(self._rank, _STEPS, _ARRIVED)
         # Not yet in a collective: a slow rank that makes its steps is none that does not come.
         self._wait_for_steps(_ARRIVED)
-        world.current().barrier()
-        yield
+        mine = np.array([number], np.int64)
+        yield world.current().allgather(mine, "hvdsync.asynchronous.meeting").tolist()
         self.steps = 0
-        self._counters.set(0)
         self._known = dict.fromkeys(self._others, 0)
+        for which in (_STEPS, _CALL):
+            self._counters.set(self._rank, which, 0)
         world.current().barrier()
 
     @clock.spend("stalled")
@@ -131,7 +160,7 @@ class SharedParameters:
         behind = [rank for rank in self._others if self._known[rank] < least]
         for rank in behind:
             known, moved = -1, time.monotonic()
-            while (count := self._counters.read(rank)) < least:
+            while (count := self._counters.read(rank, _STEPS)) < least:
                 still = time.monotonic() - moved
                 if count > known:
                     known, moved = count, time.monotonic()
@@ -164,7 +193,7 @@ class _Flat:
         # As they were after the last exchange.
         self._base = self._values.copy()
         self._change = np.empty_like(self._values)
-        self._shared = windows.SharedVector(connection, self._values.size, self._values.dtype)
+        self.shared = windows.SharedVector(connection, self._values.size, self._values.dtype)
 
     def views(self) -> list[np.ndarray]:
         ends = np.cumsum([int(np.prod(shape)) for shape in self._shapes])
@@ -173,15 +202,15 @@ class _Flat:
 
     def push(self) -> None:
         np.subtract(self._values, self._base, out=self._change)
-        self._shared.add(self._change, self._base)
+        self.shared.add(self._change, self._base)
         # What the shared ones were right after this change.
         self._base += self._change
         np.copyto(self._values, self._base)
 
     def pull(self) -> None:
-        self._shared.read(self._base)
+        self.shared.read(self._base)
         np.copyto(self._values, self._base)
 
     def reset(self) -> None:
-        self._shared.become(self._values, 0)
+        self.shared.become(self._values, 0)
         np.copyto(self._base, self._values)

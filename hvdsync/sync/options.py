@@ -76,7 +76,7 @@ def check_combination(
     averages: bool = True,
     everyone: bool = True,
     elastic: bool = False,
-) -> LocalRule | None:
+) -> LocalRule | Asynchronous | None:
     """``update`` if each rank takes steps alone by it; None where gradients are averaged.
 
     ``averages`` says whether the reduction is an average, ``everyone`` whether it is over all
@@ -85,10 +85,10 @@ def check_combination(
     """
     if update is None or isinstance(update, Synchronous):
         return None
-    if isinstance(update, Asynchronous) or not isinstance(update, LocalRule):
+    if not isinstance(update, LocalRule | Asynchronous):
         raise ValueError(
-            f"update is {update!r}; expected None, Synchronous(), LocalSGD(period) or "
-            "DiLoCo(period)"
+            f"update is {update!r}; expected None, Synchronous(), LocalSGD(period), "
+            "DiLoCo(period) or Asynchronous()"
         )
     name = type(update).__name__
     if engine == "ddp":
@@ -97,10 +97,12 @@ def check_combination(
             "backward pass, which is what such a rule spares; use engine='horovod'"
         )
     if not averages:
-        raise ValueError(
-            f"update={name} with an op that is no average: the parameters of ranks that train "
-            "alone have a mean and no sum; use op=Average"
+        reason = (
+            "gradients are not reduced at all"
+            if isinstance(update, Asynchronous)
+            else "the parameters of ranks that train alone have a mean and no sum"
         )
+        raise ValueError(f"update={name} with an op that is no average: {reason}; use op=Average")
     if not everyone:
         raise ValueError(
             f"update={name} with a process set: replicas meet over all ranks; use the global one"
@@ -109,6 +111,11 @@ def check_combination(
         raise ValueError(
             f"update={name} in an elastic job: a rank that is lost between two meetings takes its "
             "steps with it; use update=Synchronous(), or a fixed number of ranks"
+        )
+    if isinstance(update, Asynchronous) and compression is not NoneCompressor:
+        raise ValueError(
+            f"update=Asynchronous with compression={describe(compression)}: what steps changed in "
+            "the parameters travels, and nothing of it may be lost; use Compression.none"
         )
     if isinstance(update, LocalSGD) and compression is not NoneCompressor:
         raise ValueError(

@@ -13,7 +13,7 @@ from hvdsync.errors import LaunchError
 from hvdsync.guard.stragglers import Stragglers
 from hvdsync.guard.watch import limit, watch
 from hvdsync.sync.schedule import scale_learning_rate, warmup
-from hvdsync.sync.update_rules import DiLoCo, LocalSGD, Synchronous
+from hvdsync.sync.update_rules import Asynchronous, DiLoCo, LocalSGD, Synchronous
 from hvdsync.torch import elastic
 from hvdsync.torch.checkpoint import Checkpoint, RandomState
 from hvdsync.torch.compression import Compression

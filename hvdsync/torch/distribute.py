@@ -46,7 +46,8 @@ def distribute(
             the model itself to be called, not only parts of it.
         update: the update rule. None, or ``Synchronous()``, averages gradients before each update.
             With ``LocalSGD(period)`` and ``DiLoCo(period)`` each rank takes steps alone, and
-            replicas meet every so many: see docs/update-rules.md. ``optimizer.replicas_equal``
+            replicas meet every so many; with ``Asynchronous()`` they never wait for one another,
+            and share one set of parameters: see docs/update-rules.md. ``optimizer.replicas_equal``
             then says whether they are equal, ``optimizer.synchronize_replicas()`` makes them so.
         compression: what travels in place of gradients; ``Compression.none`` or ``.fp16``.
         accumulate: micro-batches per optimizer step. Their gradients are averaged, and a shorter

@@ -108,6 +108,11 @@ class LocalUpdates:
                 if id(parameter) in place:
                     targets[place[id(parameter)]].copy_(value)
 
+    @property
+    def waited_seconds(self) -> float:
+        """Seconds in which training stood still for communication so far."""
+        return 0.0 if self.wire is None else self.wire.waited_seconds
+
     # Meetings
 
     @property

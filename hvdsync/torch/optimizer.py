@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from hvdsync.comm import launch, process_group, verbs
+from hvdsync.comm import launch, process_group, verbs, windows
 from hvdsync.comm.comparison import noted, require_equal
 from hvdsync.guard.guard import Guard
 from hvdsync.guard.torch_nonfinite import TorchVerdict
 from hvdsync.sync.options import check_combination, check_gradient_options, option_facts
 from hvdsync.sync.torch_reducer import Wire
+from hvdsync.sync.update_rules import Asynchronous
 from hvdsync.torch.compression import Compression
 from hvdsync.torch.gradients import GradientReducer
 from hvdsync.torch.local_updates import STATE_KEY, LocalUpdates
 from hvdsync.torch.ops import hvd
+from hvdsync.torch.shared_updates import SharedUpdates
 
 if TYPE_CHECKING:
     from hvdsync.torch.ddp import DdpReducer
@@ -45,7 +47,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self,
         wrapped: torch.optim.Optimizer,
         reducer: Reducer | None,
-        local: LocalUpdates | None = None,
+        local: LocalUpdates | SharedUpdates | None = None,
     ) -> None:
         # Not Optimizer.__init__: there is one set of groups and state, the wrapped optimizer's.
         self._wrapped = wrapped
@@ -112,7 +114,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         not read: the number of steps, and DiLoCo's anchors and momentum.
         """
         state = self._wrapped.state_dict()
-        return state if self._local is None else {**state, STATE_KEY: self._local.state_dict()}
+        own = None if self._local is None else self._local.state_dict()
+        return {**state, STATE_KEY: own} if own else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of the plain or of the distributed optimizer, of any update rule."""
@@ -132,7 +135,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def replicas_equal(self) -> bool:
         """Whether parameters are equal on all ranks now, which local steps leave them not to be.
 
-        The same on all ranks; nothing travels.
+        The same on all ranks, but for ``Asynchronous()``; nothing travels.
         """
         return self._local is None or self._local.replicas_equal
 
@@ -142,7 +145,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         An early meeting of what has not just met; then all ranks get the optimizer state of rank 0.
         To be called before evaluation; ``Checkpoint.save`` does so itself. Collective, and nothing
         travels where gradients are averaged. Raises :class:`RankMismatch` on every rank when ranks
-        have taken different numbers of steps.
+        have taken different numbers of steps, which ``Asynchronous()`` alone allows.
         """
         if self._local is not None:
             self._local.synchronize_replicas()
@@ -193,7 +196,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def waited_seconds(self) -> float:
         """Seconds in which training stood still for gradients of other ranks so far."""
         if self._local is not None:
-            return 0.0 if self._local.wire is None else self._local.wire.waited_seconds
+            return self._local.waited_seconds
         return 0.0 if self._reducer is None else self._reducer.waited_seconds
 
 
@@ -292,15 +295,17 @@ def DistributedOptimizer(
         process_set: the ranks among which to reduce.
         update: the update rule: None or ``Synchronous()``; or ``LocalSGD(period)`` or
             ``DiLoCo(period)``, by which each rank takes steps alone, and parameters meet every so
-            many. :func:`distribute` has a model's buffers meet, too.
+            many; or ``Asynchronous()``, by which all ranks' steps change parameters that they
+            share, over MPI. :func:`distribute` has a model's buffers meet, too.
         average_passes: divide by the number of backward passes that were accumulated, so that a
             shorter last step of an epoch has its true average.
         guard: judges gradients before each update; see ``on_nonfinite`` of :class:`Guard`.
 
     On the wire: one all-reduce per bucket, its gradients and two flags for each of them.
     Raises ``ValueError`` for names that are missing or doubled and for options that make no sense
-    together, and :class:`RankMismatch` on every rank when names, shapes, dtypes or options differ
-    between ranks. ``step()`` raises what the guard does.
+    together, :class:`LaunchError` for ``Asynchronous()`` in a launch that is not over MPI, and
+    :class:`RankMismatch` on every rank when names, shapes, dtypes or options differ between ranks.
+    ``step()`` raises what the guard does.
     """
     groups = check_gradient_options(
         averages=op == hvd.Average,
@@ -325,6 +330,11 @@ def DistributedOptimizer(
         everyone=process_set is hvd.global_process_set,
         elastic=elastic,
     )
+    if isinstance(rule, Asynchronous):
+        if alone:
+            rule = None  # there is nobody to share with
+        else:
+            windows.require_launch()
     if op == hvd.Adasum and guard is not None:
         raise ValueError("a guard judges averages and sums of gradients; found op=Adasum with it")
     if op == hvd.Adasum and not alone:
@@ -383,10 +393,11 @@ def DistributedOptimizer(
         groups=groups,
         verdict=verdict,
     )
-    if rule is None:
-        return _DistributedOptimizer(optimizer, reducer)
-
-    local = LocalUpdates(rule, optimizer, reducer, guard)
+    if isinstance(rule, Asynchronous):
+        reducer.travel(None)
+        shared = SharedUpdates(rule, optimizer, lambda: [p for _, p in parameters()])
+        return _DistributedOptimizer(optimizer, reducer, shared)
+    local = None if rule is None else LocalUpdates(rule, optimizer, reducer, guard)
     return _DistributedOptimizer(optimizer, reducer, local)
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from hvdsync.comm import verbs
+from tests.parallel.ranks import over_mpi
 
 
 @pytest.fixture
@@ -15,3 +16,15 @@ def shared_path(tmp_path_factory):
 def several_ranks():
     if verbs.size() == 1:
         pytest.skip("one rank has nobody to differ from")
+
+
+@pytest.fixture
+def mpi(several_ranks):
+    if not over_mpi():
+        pytest.skip("needs a launch over MPI")
+
+
+@pytest.fixture
+def gloo(several_ranks):
+    if over_mpi():
+        pytest.skip("needs a launch over Gloo")

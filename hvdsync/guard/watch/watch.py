@@ -39,6 +39,7 @@ class Watch:
             logger.debug("rank %d: no way to tell ranks where rank 0 listens", rank)
         else:
             seconds = heard["limit"]  # one for all: that of rank 0
+        self.seconds = seconds
         self._member = Member(rank, size, seconds, Pending(basics), basics.shutdown, heard)
         self._exits = Exits(self._member)
         failures.explain_with(self._exits.explain)
@@ -89,6 +90,11 @@ def stop(framework: str) -> None:
         _active.close()
         _active = None
     horovod.stop(framework)
+
+
+def wait_limit() -> float:
+    """Seconds that this rank may wait for another; 0 is no limit."""
+    return limit.resolve(None) if _active is None else _active.seconds
 
 
 def fail(error: BaseException) -> None:

@@ -1,151 +1,228 @@
-"""Parameters shared through MPI's windows: nothing is lost, nobody waits, all end with one model.
+"""``update=Asynchronous()``: what each rank's optimizer does counts in full, at its own pace.
 
-Core first, on NumPy arrays; a rank's pushes are whole numbers, whose sums are exact in any order.
+Gradients do not depend on the weights here, so that what steps come to is known in any order.
 """
 
-import time
+import copy
 
 import numpy as np
 import pytest
+import torch
 
 import hvdsync.torch as hvd
-from hvdsync.comm import launch, verbs, world
-from hvdsync.errors import LaunchError, StalledRank
-from hvdsync.sync.asynchronous import SharedParameters
-from tests.parallel.ranks import assert_equal_arrays_on_all_ranks
+from hvdsync.errors import HvdsyncError, LaunchError
+from tests.parallel.ranks import wait_until
+from tests.parallel.torch.helpers import assert_equal_on_all_ranks
+
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.5),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.25),
+}
 
 
-def over_mpi():
-    started = launch.detect()
-    return started is not None and started.launcher != "horovodrun"
+class Net(torch.nn.Module):
+    """Its gradients are what it is called with; two dtypes, and buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3))
+        self.bias = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("count", torch.tensor(0))
+
+    def forward(self, x):
+        return (self.weight * x).sum() + (self.bias * x[:, 0]).sum()
 
 
-@pytest.fixture
-def mpi(several_ranks):
-    if not over_mpi():
-        pytest.skip("needs a launch over MPI")
+def gradient(rank, step):
+    return torch.from_numpy(
+        np.random.default_rng((rank, step)).integers(-4, 5, (2, 3)).astype(np.float32)
+    )
 
 
-def whole_numbers(seed, shape, dtype):
-    return np.random.default_rng(seed).integers(-9, 10, shape).astype(dtype)
+def train(model, optimizer, rank, steps, first=0):
+    for step in range(first, first + steps):
+        optimizer.zero_grad()
+        model(gradient(rank, step)).backward()
+        optimizer.step()
 
 
-def wait_until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+def distributed(make=OPTIMIZERS["sgd"], model=None, **options):
+    model = Net() if model is None else model
+    update = options.pop("update", hvd.Asynchronous())
+    return hvd.distribute(model, make(model.parameters()), update=update, **options)
 
 
-# Scalars, nothing at all, fewer than there are ranks, more than one operation carries.
-SHAPES = [((), "float32"), ((0, 3), "float32"), ((3, 5), "float64"), ((70_001,), "float32")]
+def moves(make, steps_of):
+    """How far one process's parameters come by all the steps, each rank's optimizer its own."""
+    total = [torch.zeros_like(p) for p in Net().parameters()]
+    for rank, steps in steps_of.items():
+        model = Net()
+        train(model, make(model.parameters()), rank, steps)
+        for moved, after, before in zip(total, model.parameters(), Net().parameters(), strict=True):
+            moved += after.detach() - before.detach()
+    return total
 
 
-def test_the_sum_of_what_was_pushed_is_what_the_shared_parameters_moved_by(mpi):
-    initial = [whole_numbers(0, shape, dtype) for shape, dtype in SHAPES]
-    shared = SharedParameters(initial)
-    pushed = [np.zeros_like(array) for array in initial]
-    for step in range(10 + 5 * hvd.rank()):
-        for i, (values, total) in enumerate(zip(shared.values, pushed, strict=True)):
-            change = whole_numbers((hvd.rank(), step, i), values.shape, values.dtype)
-            values += change
-            total += change
-        shared.exchange()
-    shared.agree()
-    assert shared.steps == 0
-    everyone = verbs.allgather_object(pushed)
-    for i, (values, before) in enumerate(zip(shared.values, initial, strict=True)):
-        assert values.shape == before.shape and values.dtype == before.dtype
-        np.testing.assert_array_equal(values, before + sum(theirs[i] for theirs in everyone))
-    assert_equal_arrays_on_all_ranks(shared.values)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_model_moves_by_the_sum_of_what_every_ranks_own_optimizer_did(mpi, name):
+    model, optimizer = distributed(OPTIMIZERS[name])
+    assert optimizer.replicas_equal
+    steps_of = {rank: 5 + 3 * rank for rank in range(hvd.size())}
+    train(model, optimizer, hvd.rank(), steps_of[hvd.rank()])
+    assert not optimizer.replicas_equal
+    with pytest.raises(HvdsyncError, match="not meant to be equal"):
+        hvd.check_replicas(model, optimizer)
+    optimizer.synchronize_replicas()
+    assert optimizer.replicas_equal
+    hvd.check_replicas(model, optimizer)
+    expected = moves(OPTIMIZERS[name], steps_of)
+    for found, before, moved in zip(model.parameters(), Net().parameters(), expected, strict=True):
+        torch.testing.assert_close(found.detach(), before.detach() + moved, rtol=0, atol=1e-4)
 
 
-def test_a_rank_sees_its_own_change_and_those_that_came_before(mpi):
-    shared = SharedParameters([np.zeros(hvd.size(), np.float32)])
-    # One rank after the other: each pushes its step into its own place.
-    for rank in range(hvd.size()):
-        if rank == hvd.rank():
-            shared.values[0][rank] += rank + 1
-            shared.exchange()
-            np.testing.assert_array_equal(
-                shared.values[0], [r + 1 if r <= rank else 0 for r in range(hvd.size())]
-            )
-        world.current().barrier()
-
-
-def test_no_rank_waits_for_another(mpi):
-    shared = SharedParameters([np.zeros(hvd.size(), np.float32)])
-    mine = shared.values[0][hvd.rank() : hvd.rank() + 1]
+def test_a_rank_trains_on_while_another_takes_no_step(mpi):
+    model, optimizer = distributed()
+    # The first step is made by all: parameters are shared from then on.
+    train(model, optimizer, hvd.rank(), 1)
+    shared = optimizer._local.shared
     if hvd.rank() == 0:
-        # Takes no step before the last rank has taken all of its own.
-        wait_until(lambda: (shared.exchange(), shared.values[0][-1] == 50)[1])
+        wait_until(lambda: all(shared._counters.read(r, 0) >= 30 for r in shared._others))
     else:
-        for _ in range(50):
-            mine += 1
-            shared.exchange()
-    shared.agree()
-    np.testing.assert_array_equal(shared.values[0], [0] + [50] * (hvd.size() - 1))
+        train(model, optimizer, hvd.rank(), 29, first=1)
+    # Then it goes on with what the others have come to, and not with what it had.
+    train(model, optimizer, hvd.rank(), 1, first=50)
+    optimizer.synchronize_replicas()
+    assert_equal_on_all_ranks(model.parameters())
 
 
-@pytest.mark.parametrize("staleness", [0, 3])
-def test_no_rank_is_further_ahead_of_the_slowest_than_its_staleness(mpi, staleness):
-    shared = SharedParameters([np.zeros(hvd.size(), np.float32)], staleness=staleness)
-    steps = shared.values[0]
-    if hvd.rank() == 0:
-        # The others come as far as they may without this one, which has taken no step.
-        wait_until(lambda: all(shared._counters.read(r) > staleness for r in shared._others))
-    for step in range(1, 21):
-        steps[hvd.rank()] += 1
-        shared.exchange()
-        assert steps[hvd.rank()] == step
-        assert steps.min() >= step - staleness
-    shared.agree()
-    np.testing.assert_array_equal(steps, [20] * hvd.size())
+def test_passes_of_a_step_are_averaged_on_the_rank(mpi):
+    model, optimizer = distributed(accumulate=2)
+    optimizer.zero_grad()
+    for x in (1.0, 3.0):
+        model(torch.full((2, 3), x)).backward()
+    optimizer.step()
+    optimizer.synchronize_replicas()
+    torch.testing.assert_close(model.weight.detach(), Net().weight - 0.5 * 2 * hvd.size())
 
 
-def test_a_rank_at_a_meeting_holds_nobody_up(mpi):
-    shared = SharedParameters([np.zeros(1, np.float64)], staleness=1)
-    for _ in range(0 if hvd.rank() == 0 else 10):
-        shared.values[0] += 1
-        shared.exchange()
-    shared.agree()
-    assert shared.values[0] == 10 * (hvd.size() - 1)
+def test_buffers_meet_with_the_replicas(mpi):
+    model, optimizer = distributed()
+    train(model, optimizer, hvd.rank(), 1)
+    model.mean.fill_(hvd.rank())
+    model.count.fill_(5 + hvd.rank())
+    optimizer.synchronize_replicas()
+    torch.testing.assert_close(model.mean, torch.full((3,), (hvd.size() - 1) / 2))
+    assert model.count == 5
 
 
-def test_waiting_for_a_rank_that_makes_no_step_ends_with_an_error_that_names_it(mpi):
-    shared = SharedParameters([np.zeros(1, np.float32)], staleness=1, wait_limit=0.2)
+def test_a_rank_leaves_out_its_own_steps_that_are_not_finite(mpi):
+    guard = hvd.Guard(on_nonfinite="skip")
+    model, optimizer = distributed(guard=guard)
+    train(model, optimizer, 0, 1)
     if hvd.rank() == 1:
-        shared.exchange()
-        with pytest.raises(
-            StalledRank, match=r"rank 1 of \d waits after 2 steps for rank 0, which has made 0"
-        ):
-            shared.exchange()
-    world.current().barrier()
-    shared.agree()
+        optimizer.zero_grad()
+        model(torch.full((2, 3), float("nan"))).backward()
+        optimizer.step()
+    assert guard.skipped == (hvd.rank() == 1)
+    optimizer.synchronize_replicas()
+    expected = Net().weight - 0.5 * hvd.size() * gradient(0, 0)
+    torch.testing.assert_close(model.weight.detach(), expected.detach())
 
 
-def test_a_reset_shares_what_rank_zero_has(mpi):
-    initial = [np.full((2, 3), hvd.rank(), np.float32)]
-    shared = SharedParameters(initial, staleness=2)
-    np.testing.assert_array_equal(shared.values[0], np.zeros((2, 3)))
-    shared.values[0] += 1
-    shared.exchange()
-    shared.values[0][:] = 7 if hvd.rank() == 0 else -1
-    shared.reset()
-    np.testing.assert_array_equal(shared.values[0], np.full((2, 3), 7))
-    shared.values[0] += 1
-    shared.exchange()
-    shared.agree()
-    np.testing.assert_array_equal(shared.values[0], np.full((2, 3), 7 + hvd.size()))
+def test_halves_are_shared_in_single_precision(mpi):
+    model = torch.nn.Linear(2, 1, bias=False, dtype=torch.bfloat16)
+    torch.nn.init.ones_(model.weight)
+    model, optimizer = distributed(model=model)
+    # Too little for a half each: 1 - 2**-10 rounds to 1.
+    model.weight.grad = torch.full_like(model.weight, 2.0**-9)
+    optimizer.step()
+    optimizer.synchronize_replicas()
+    assert model.weight.dtype == torch.bfloat16
+    for values in optimizer._local.shared.values:
+        assert values.dtype == np.float32
 
 
-def test_halves_and_whole_numbers_are_refused():
-    with pytest.raises(ValueError, match="float32 or float64, found float16, int64"):
-        SharedParameters([np.zeros(1, np.float16), np.zeros(1, np.int64)])
+def test_parameters_that_are_added_are_shared_from_the_next_step_on(mpi):
+    model, optimizer = distributed()
+    train(model, optimizer, hvd.rank(), 2 + hvd.rank())
+    extra = torch.nn.Parameter(torch.zeros(4))
+    optimizer.add_param_group({"params": [extra]})
+    optimizer.zero_grad()
+    extra.grad = torch.ones(4)
+    optimizer.step()
+    optimizer.synchronize_replicas()
+    torch.testing.assert_close(extra.detach(), torch.full((4,), -0.5 * hvd.size()))
+    steps_of = {rank: 2 + rank for rank in range(hvd.size())}
+    moved = moves(OPTIMIZERS["sgd"], steps_of)[0]
+    torch.testing.assert_close(model.weight.detach(), (Net().weight + moved).detach())
 
 
-def test_ranks_over_gloo_are_told_how_to_start(several_ranks):
-    if over_mpi():
-        pytest.skip("these are over MPI")
-    with pytest.raises(LaunchError, match=f"horovodrun --mpi -np {hvd.size()}"):
-        SharedParameters([np.zeros(1, np.float32)])
+def test_a_checkpoint_is_of_one_model_and_training_goes_on_from_it(mpi, shared_path):
+    make = OPTIMIZERS["adam"]
+    model, optimizer = distributed(make)
+    train(model, optimizer, hvd.rank(), 3 + hvd.rank())
+    checkpoint = hvd.Checkpoint(shared_path)
+    checkpoint.save(1, model=model, optimizer=optimizer)
+    assert_equal_on_all_ranks(model.parameters())
+    saved = copy.deepcopy(model.state_dict())
+    train(model, optimizer, hvd.rank(), 2)
+    checkpoint.restore(model=model, optimizer=optimizer)
+    torch.testing.assert_close(model.state_dict(), saved, rtol=0, atol=0)
+    # The same step on every rank, and on one process that goes on from the same files.
+    alone = Net()
+    plain = make(alone.parameters())
+    checkpoint.restore(model=alone, optimizer=plain)
+    train(alone, plain, 0, 1, first=9)
+    train(model, optimizer, 0, 1, first=9)
+    optimizer.synchronize_replicas()
+    for found, after, name in zip(model.parameters(), alone.parameters(), saved, strict=False):
+        expected = saved[name] + hvd.size() * (after.detach() - saved[name])
+        torch.testing.assert_close(found.detach(), expected, rtol=0, atol=1e-5)
+
+
+def test_with_one_rank_it_is_the_plain_optimizer_bit_for_bit():
+    if hvd.size() > 1:
+        pytest.skip("of one rank")
+    model, optimizer = distributed(OPTIMIZERS["adam"])
+    plain = Net()
+    train(model, optimizer, 0, 5)
+    train(plain, OPTIMIZERS["adam"](plain.parameters()), 0, 5)
+    for found, wanted in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_ranks_over_gloo_are_told_how_to_start(gloo):
+    with pytest.raises(LaunchError, match=f"horovodrun over Gloo.*--mpi -np {hvd.size()}"):
+        distributed()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"compression": hvd.Compression.fp16}, "nothing of it may be lost"),
+        ({"op": hvd.Sum}, "not reduced at all"),
+        ({"process_set": hvd.ProcessSet([0])}, "global one"),
+    ],
+)
+def test_combinations_without_sense_are_refused_with_the_reason(options, reason):
+    with pytest.raises(ValueError, match=reason):
+        distributed(**options)
+
+
+def test_an_impossible_bound_is_refused():
+    with pytest.raises(ValueError, match="staleness is -1; expected None, or 0 or more"):
+        hvd.Asynchronous(staleness=-1)
+
+
+def test_the_bound_reaches_the_shared_parameters(mpi):
+    model, optimizer = distributed(update=hvd.Asynchronous(staleness=2))
+    train(model, optimizer, hvd.rank(), 1)
+    shared = optimizer._local.shared
+    if hvd.rank() == 0:
+        # The others go two steps further than this one, and there they wait.
+        wait_until(lambda: all(shared._counters.read(r, 0) == 4 for r in shared._others))
+    train(model, optimizer, hvd.rank(), 5, first=1)
+    for rank in shared._others:
+        assert shared._counters.read(rank, 0) >= 4
+    optimizer.synchronize_replicas()

@@ -61,6 +61,17 @@ def test_waiting_ranks_of_mpirun_yield_their_core(start, monkeypatch):
     assert seen[0]["OMPI_MCA_mpi_yield_when_idle"] == "1"
 
 
+def test_windows_within_a_host_do_without_ucx(start, monkeypatch):
+    mpirun(monkeypatch, 1)
+    seen = []
+    start(1, seen)
+    assert seen[0]["OMPI_MCA_osc"] == "^ucx"
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "1")
+    start(2, seen)
+    assert "OMPI_MCA_osc" not in seen[-1]
+
+
 def test_ranks_that_would_each_train_alone_are_refused(start, monkeypatch):
     mpirun(monkeypatch, 2)
     seen = []
