@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hvdsync.comm import failures
+from hvdsync.comm import failures, windows
 from hvdsync.errors import RankFailed
 from hvdsync.guard.watch.endings import Ending
 from hvdsync.guard.watch.exits import Exits, is_of_a_lost_rank
@@ -17,8 +17,9 @@ LOST = RuntimeError("Horovod has been shut down. This was caused by an exception
 class FakeMember:
     rank = 1
 
-    def __init__(self, why=None):
+    def __init__(self, why=None, is_well=True):
         self.why = why
+        self.is_well = is_well
         self.said = []
 
     def reason(self):
@@ -144,3 +145,16 @@ def test_the_systems_errors_are_of_the_users_own_connections():
     assert is_of_a_lost_rank(RuntimeError("[gloo/transport/tcp/pair.cc:1] Read timeout"))
     assert not is_of_a_lost_rank(ConnectionResetError("Connection reset by peer"))
     assert not is_of_a_lost_rank(ValueError("shapes differ"))
+
+
+@pytest.mark.parametrize("is_well", [True, False])
+def test_ranks_leave_one_anothers_memory_together_unless_one_has_failed(
+    shown, monkeypatch, is_well
+):
+    member = FakeMember(is_well=is_well)
+    monkeypatch.setattr(windows, "before_leaving", lambda: member.said.append("together"))
+    exits = Exits(member)
+    exits._on_exit()
+    exits.remove()
+    assert member.said[0] == ("together" if is_well else "after the first")
+    assert member.said.count("together") == is_well
