@@ -104,6 +104,14 @@ class DistributedCallback(keras.callbacks.Callback):
         if getattr(model, "optimizer", None) is not None:
             prepare(model)
 
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """As in Keras; written out so that the ends of batches stay in the thread that trains.
+
+        Keras gives them to other threads when no callback has one of its own, and decides so before
+        :class:`_StopTogether`, whose collectives must keep their order, is in the list.
+        """
+        self.on_batch_end(batch, logs=logs)
+
     def _take_place(self, siblings: list[Any]) -> None:
         if self._first and siblings[0] is not self:
             siblings.remove(self)

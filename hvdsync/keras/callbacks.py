@@ -83,16 +83,9 @@ class BroadcastGlobalVariablesCallback(DistributedCallback):
             self._broadcast()
 
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
-        """For loops that call the callback by hand, as Horovod's examples do."""
+        """Keras calls it, and loops do that call the callback by hand, as Horovod's examples."""
         if not self.broadcast_done:
             self._broadcast()
-
-    # The default dispatches to on_batch_end, which would keep Keras from going on meanwhile.
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if not self.broadcast_done:
-            self._broadcast()
-
-    on_train_batch_end.async_safe = True  # type: ignore[attr-defined]
 
     def _broadcast(self) -> None:
         self.broadcast_done = True

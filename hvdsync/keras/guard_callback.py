@@ -56,8 +56,5 @@ class GuardCallback(DistributedCallback):
         self._judging._raise_pending()
         self.guard.check(self.model)
 
-    # Without need of the logs Keras may go on while they are computed.
-    on_train_batch_end.async_safe = True  # type: ignore[attr-defined]
-
     def on_train_end(self, logs: Any = None) -> None:
         self._judging._raises_later = False

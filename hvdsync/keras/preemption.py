@@ -75,9 +75,6 @@ class PreemptionCallback(DistributedCallback):
         self.on_train_end()
         raise SystemExit(self.exit_code)
 
-    # Without need of the logs Keras may go on while they are computed.
-    on_train_batch_end.async_safe = True  # type: ignore[attr-defined]
-
     def on_train_end(self, logs: Any = None) -> None:
         if self._given is None:
             self._preemption.remove()

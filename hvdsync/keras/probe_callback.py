@@ -41,9 +41,6 @@ class CorruptionProbeCallback(DistributedCallback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.probe.check(self.model, self.batch)
 
-    # Without need of the logs Keras may go on while they are computed.
-    on_train_batch_end.async_safe = True  # type: ignore[attr-defined]
-
 
 def _compiled_loss(model: Any, batch: Any) -> Any:
     inputs, targets = batch

@@ -1,6 +1,7 @@
 """Callbacks: what every rank sees, when it stops, and the learning rate that it takes."""
 
 import logging
+import threading
 
 import keras
 import numpy as np
@@ -313,3 +314,18 @@ def test_elastic_state_commits_restores_and_synchronises():
         v.assign(v * 0)
     state.restore()
     assert values(model.variables)[0].tobytes() == trained[0].tobytes()
+
+
+def test_ranks_agree_on_the_end_in_the_thread_that_trains(monkeypatch):
+    threads = set()
+    ask = recurring.RecurringVerdict.ask
+
+    def watched(self, wish):
+        threads.add(threading.current_thread())
+        return ask(self, wish)
+
+    monkeypatch.setattr(recurring.RecurringVerdict, "ask", watched)
+    # Of the callbacks given none has anything to do at the end of a batch.
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    fit_together(optimizer, callbacks=[hvd.callbacks.MetricAverageCallback()])
+    assert threads == ({threading.current_thread()} if hvd.size() > 1 else set())
