@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 
 import pytest
-from train_runs import ROOT, launcher, newest, run, succeed
+from train_runs import ROOT, environment, launcher, newest, run, succeed
 
 # Enough to see it learn, at the options that each example has.
 BRIEF = {
@@ -59,7 +60,19 @@ def test_distributed_data_parallel_by_hand_and_through_distribute_is_the_same(tm
         assert torch.equal(tensor, learned[1][name])
 
 
-@pytest.mark.parametrize("name", [*BRIEF, "pytorch_ddp"])
+def test_workers_that_do_not_wait_end_with_one_model_that_has_learned(tmp_path):
+    if shutil.which("mpirun", path=environment()["PATH"]) is None:
+        pytest.skip("there is no mpirun")
+    script = ROOT / "examples" / "pytorch_async_mnist.py"
+    brief = ("--epochs", "1", "--steps", "150", "--staleness", "20")
+    output = succeed(["horovodrun", "--mpi", "-np", "2", "python", script, *brief], tmp_path)
+    told = re.findall(r"^\[1,(\d)\]<stdout>: ?test accuracy ([\d.]+)%", output, re.M)
+    ((rank, accuracy),) = told
+    assert rank == "0"
+    assert float(accuracy) > 80
+
+
+@pytest.mark.parametrize("name", [*BRIEF, "pytorch_ddp", "pytorch_async"])
 def test_an_example_is_short(name):
     lines = (ROOT / "examples" / f"{name}_mnist.py").read_text().splitlines()
     assert len(lines) <= 60
