@@ -15,7 +15,8 @@ from hvdsync.guard.torch_nonfinite import ListVerdict, TorchVerdict
 from hvdsync.sync.accumulation import ListAccumulation
 from hvdsync.sync.buckets import group_positions
 from hvdsync.sync.compression import torch_compression
-from hvdsync.sync.torch_reducer import ListReducer, Wire
+from hvdsync.sync.torch_reducer import ListReducer
+from hvdsync.sync.torch_wire import Wire
 
 FRAMEWORK = "torch"
 hvd = _horovod.load(FRAMEWORK)
@@ -57,6 +58,11 @@ class _TorchReducer:
     def waited_seconds(self) -> float:
         """Seconds of communication that no computation hid."""
         return self._wire.waited_seconds
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this rank has given to collectives so far."""
+        return self._wire.sent_bytes
 
     @property
     def name(self) -> str:

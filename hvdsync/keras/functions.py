@@ -35,7 +35,7 @@ def allreduce(
         average: Horovod's older way to say ``op``: True for ``Average``, False for ``Sum``.
         prescale_factor, postscale_factor: multiplied before and after the reduction.
         op: ``Average`` (default), ``Sum``, ``Min``, ``Max``, ``Product`` or ``Adasum``.
-        compression: what travels: ``Compression.none`` or ``.fp16``.
+        compression: what travels: ``Compression.none``, ``.fp16`` or ``.bf16``.
     """
     _check_alone()
     if op is not None and average is not None:

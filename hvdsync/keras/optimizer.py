@@ -15,6 +15,7 @@ from hvdsync.keras.guard import Guard
 from hvdsync.sync.keras_optimizer import Sharing, distribute_optimizer, with_loss_scaling
 from hvdsync.sync.options import (
     check_combination,
+    check_compression,
     check_engine,
     check_gradient_options,
     option_facts,
@@ -51,7 +52,7 @@ def DistributedOptimizer(
             hyper-parameters and saves as its class, so that files load with Keras alone.
         name: part of the collectives' names; by default "Distributed" and the optimizer's class.
         device_dense, device_sparse: accepted for compatibility.
-        compression: what travels: ``Compression.none`` or ``.fp16``.
+        compression: what travels in place of gradients; see :class:`Compression`.
         sparse_as_dense: send sparse gradients densely instead of gathering their rows.
         gradient_predivide_factor: gradients are divided by it before the sum and multiplied after.
         op: ``Average`` or ``Sum``.
@@ -75,6 +76,7 @@ def DistributedOptimizer(
         groups=groups,
         passes=backward_passes_per_step,
     )
+    check_compression(compression, optimizer=optimizer)
     reducer = backend.make_reducer(
         name or f"Distributed{type(optimizer).__name__}",
         compression=compression,
@@ -157,7 +159,7 @@ def distribute(
         optimizer: a ``keras.optimizers.Optimizer``.
         engine: ``"horovod"``.
         update: None, for synchronous gradient averaging.
-        compression: ``Compression.none`` or ``.fp16``.
+        compression: what travels in place of gradients; see :class:`Compression`.
         accumulate: batches per update. Their gradients are averaged, and travel at the last;
             ``optimizer.iterations`` counts updates.
         guard: a :class:`Guard`, which then judges the gradients before each update. On TensorFlow

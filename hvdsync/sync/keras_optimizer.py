@@ -29,6 +29,10 @@ class Reducer(Protocol):
     def waited_seconds(self) -> float:
         """Seconds of communication that no computation hid."""
 
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this rank has given to collectives."""
+
     def reduce(
         self,
         gradients: Sequence[Any],
@@ -209,6 +213,11 @@ def _distributed_class(base: Any, outside_compiler: Callable[..., Any]) -> Any:
         def waited_seconds(self) -> float:
             """Seconds of communication that no computation hid, over all steps."""
             return self._sharing.reducer.waited_seconds
+
+        @property
+        def sent_bytes(self) -> int:
+            """Bytes of gradients, or of what stands for them, that this rank has sent so far."""
+            return self._sharing.reducer.sent_bytes
 
     Distributed.__name__ = f"Distributed{base.__name__}"
     Distributed.__qualname__ = Distributed.__name__

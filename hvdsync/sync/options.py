@@ -9,7 +9,10 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from hvdsync.comm import launch
 from hvdsync.sync.compression import CastCompressor, NoneCompressor, describe
+from hvdsync.sync.compression.exchange import BucketCompressor
+from hvdsync.sync.compression.topk import TopK
 from hvdsync.sync.update_rules import Asynchronous, DiLoCo, LocalRule, LocalSGD, Synchronous
 
 
@@ -41,6 +44,49 @@ def check_gradient_options(
     if passes < 1:
         raise ValueError(f"backward_passes_per_step is {passes}; expected 1 or more")
     return groups
+
+
+def check_compression(
+    compression: Any, *, adds: bool = True, engine: str = "horovod", optimizer: Any = None
+) -> None:
+    """Raise ``ValueError`` for a compressor that makes no sense with the rest, with the reason.
+
+    ``adds`` says whether the reduction is a sum or an average.
+    """
+    if not isinstance(compression, BucketCompressor):
+        return
+    name = describe(compression)
+    if not adds and name != "float16":
+        raise ValueError(
+            f"compression is {name}, which adds up what ranks send, but op is another reduction: "
+            "Adasum, for one, weighs each rank's whole gradients. Give op=Average or Sum, or "
+            "Compression.none or .fp16"
+        )
+    if not compression.keeps_error:
+        return
+    if engine == "ddp":
+        raise ValueError(
+            f"compression is {name}, which remembers what it did not send of each tensor; "
+            "engine='ddp' has buckets of its own, where only none, fp16 and bf16 fit. Give "
+            "engine='horovod'"
+        )
+    if launch.is_elastic():
+        raise ValueError(
+            f"compression is {name}, which remembers what it did not send; in an elastic job that "
+            "is lost with a worker, and no commit goes back to it. Give none, fp16 or bf16"
+        )
+    if isinstance(compression, TopK) and compression.momentum and _momentum_of(optimizer):
+        raise ValueError(
+            f"compression is {name} and the optimizer has momentum {_momentum_of(optimizer)} too: "
+            "it would count twice. Give the optimizer none, or topk none"
+        )
+
+
+def _momentum_of(optimizer: Any) -> float:
+    groups = getattr(optimizer, "param_groups", None)
+    if groups is None:
+        return float(getattr(optimizer, "momentum", 0.0) or 0.0)
+    return max((float(group.get("momentum", 0.0)) for group in groups), default=0.0)
 
 
 def option_facts(optimizer: Any, **options: Any) -> dict[str, Any]:

@@ -21,11 +21,14 @@ from hvdsync.sync.buckets import (
     group_positions,
     plan_buckets,
 )
+from hvdsync.sync.compression.exchange import BucketCompressor, Part
+from hvdsync.sync.tensorflow_exchange import Exchanges, allreduce, bytes_of
 from hvdsync.sync.tensorflow_gradients import (
     GradientKinds,
     checksum_of,
     kept_from_folding,
     key_of,
+    variable_of,
 )
 
 # How often each label was used in a graph so far. A second use in one graph (two calls of
@@ -86,6 +89,11 @@ class GraphReducer:
         self._eager: dict[Hashable, Callable[..., Any]] = {}
         self._kinds = GradientKinds(tf, hvd, self.process_set, sparse_as_dense)
         self._waited: Any = None
+        self._sent: Any = None
+        self._sent_by_graph: list[Any] = []
+        self._exchanges: Exchanges | None = None
+        if isinstance(compression, BucketCompressor) and op in (hvd.Average, hvd.Sum):
+            self._exchanges = Exchanges(tf, hvd, compression, self.process_set)
         clock.include(self)
         # Weak: a tape's reducer outlives the variables that were trained.
         self._last: tuple[list[weakref.ref[Any]], bool] | None = None
@@ -102,6 +110,11 @@ class GraphReducer:
         # Asked at every step; the variable's own way takes five times as long.
         read = self._tf.raw_ops.ReadVariableOp
         return float(read(resource=self._waited.handle, dtype=self._tf.float64).numpy())
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this rank has given to collectives of gradients so far."""
+        return 0 if self._sent is None else int(self._sent.numpy())
 
     @property
     def active(self) -> bool:
@@ -181,7 +194,10 @@ class GraphReducer:
         if not eager:
             return self._in_graph(gradients, label, is_local, scale_local, groups, bad_loss)
         # In eager mode one op waits for the one before it; a function runs them all at once.
-        signature = (label, is_local, scale_local, groups)
+        signature: tuple[Hashable, ...] = (label, is_local, scale_local, groups)
+        if self._exchanges is not None:
+            # What is remembered is of these variables; there may be others of the same names.
+            signature += tuple(id(variable_of(source)) for source in sources)
         function = self._eager.get(signature)
         if function is None:
             function = tf.function(
@@ -239,6 +255,10 @@ class GraphReducer:
         """The reduced gradients; behind them what was seen of them, unless ``bad_loss`` is None."""
         tf = self._tf
         _refuse_xla(self.name)
+        self._sent_by_graph = []
+        if self._exchanges is not None:
+            assert self._last is not None
+            self._exchanges.begin(label, self._last[0])
         look = None if bad_loss is None else Look(tf, len(gradients), bad_loss)
         result = list(gradients)
         dense: list[int] = []
@@ -258,7 +278,10 @@ class GraphReducer:
         for i in sparse:
             result[i] = self._gather(result[i], f"{label}.sparse{i}")
         flag = self._reduce_dense(result, dense, groups, label, look)
+        if self._exchanges is not None:
+            self._exchanges.end()
         self._count_waiting(before, [_tensor(result[i]) for i in (*dense, *sparse)])
+        self._count_bytes()
         return result if look is None else [*result, flag, look.table]
 
     def _reduce_dense(
@@ -286,7 +309,8 @@ class GraphReducer:
         for i in set(dense) - set(known):
             if look is not None:
                 look.at([i], [result[i]], largest=self._largest(result[i]))
-            result[i] = self._travel(result[i], f"{label}.dynamic{i}")
+            arrived = self._travel(tf.reshape(result[i], [-1]), f"{label}.dynamic{i}")
+            result[i] = tf.reshape(arrived, tf.shape(result[i]))
         packed = [number for number, bucket in enumerate(plan) if len(bucket.members) > 1]
         carrier = packed[-1] if packed and look is not None else None
         flag = None
@@ -297,14 +321,18 @@ class GraphReducer:
             if number == carrier:
                 assert look is not None
                 look.at(members, parts, largest=self._largest(parts[0]))
-                *parts, flag = self._travel_packed([*parts, look.flag], [*sizes, 1], name)
+                *parts, flag = self._travel_packed(
+                    [*parts, look.flag], [*sizes, 1], name, self._parts(label, members, parts)
+                )
             elif len(members) == 1:
                 if look is not None:
                     look.at(members, parts, largest=self._largest(parts[0]))
-                parts = [self._travel(parts[0], name)]
+                described = self._parts(label, members, parts)
+                parts = [self._travel(tf.reshape(parts[0], [-1]), name, described)]
             else:
                 looking = None if look is None else (look, members)
-                parts = self._travel_packed(parts, sizes, name, looking)
+                described = self._parts(label, members, parts)
+                parts = self._travel_packed(parts, sizes, name, described, looking)
             for i, part in zip(members, parts, strict=True):
                 result[i] = tf.reshape(part, result[i].shape)
         if look is None:
@@ -318,6 +346,7 @@ class GraphReducer:
         parts: Sequence[Any],
         sizes: Sequence[int],
         name: str,
+        described: Sequence[Part],
         looking: tuple[Look, Sequence[int]] | None = None,
     ) -> list[Any]:
         tf = self._tf
@@ -326,11 +355,12 @@ class GraphReducer:
         if looking is not None:
             look, members = looking
             look.at(members, [flat], sizes, self._largest(flat))
-        return list(tf.split(self._travel(flat, name), list(sizes)))
+        return list(tf.split(self._travel(flat, name, described), list(sizes)))
 
     def _travel_alone(self, flag: Any, name: str) -> Any:
         tf, hvd = self._tf, self._hvd
         number = tf.cast(flag, tf.float32)
+        self._sent_by_graph.append(4)
         return allreduce(tf, hvd, number, name, op=hvd.Sum, process_set=self.process_set)
 
     def _largest(self, tensor: Any) -> Any:
@@ -339,14 +369,35 @@ class GraphReducer:
         None where that is so for each finite square of a norm.
         """
         tf = self._tf
-        wire, _ = self._compression.compress(tf.zeros([0], tensor.dtype))
+        ranks = self._hvd.size_op(process_set_id=self.process_set.process_set_id)
+        if self._exchanges is not None and self._exchanges.handle(tensor.dtype):
+            return self._exchanges.safe_norm(ranks)
+        wire, _ = self._compress(tf.zeros([0], tensor.dtype))
         if wire.dtype != tf.float16:
             return None
-        ranks = self._hvd.size_op(process_set_id=self.process_set.process_set_id)
         return wire.dtype.max * min(1.0, self._predivide) / tf.cast(ranks, tf.float32)
 
-    def _travel(self, flat: Any, name: str) -> Any:
-        wire, ctx = self._compression.compress(flat)
+    def _parts(self, label: str, members: Sequence[int], tensors: Sequence[Any]) -> list[Part]:
+        return [
+            Part(f"{label}.{i}", tuple(tensor.shape))
+            for i, tensor in zip(members, tensors, strict=True)
+        ]
+
+    def _travel(self, flat: Any, name: str, parts: Sequence[Part] = ()) -> Any:
+        """The reduction of a flat tensor, which begins with ``parts`` where shapes are known."""
+        if self._exchanges is None or not self._exchanges.handle(flat.dtype):
+            reduced, sent = self._travel_whole(flat, name)
+        else:
+            reduced, sent = self._exchanges.mean(flat, name, parts, self._travel_whole)
+            if self._op == self._hvd.Sum:
+                ranks = self._hvd.size_op(process_set_id=self.process_set.process_set_id)
+                reduced = reduced * self._tf.cast(ranks, reduced.dtype)
+        self._sent_by_graph.append(sent)
+        return reduced
+
+    def _travel_whole(self, tensor: Any, name: str) -> tuple[Any, Any]:
+        """The reduction of a tensor by one all-reduce, and the bytes sent."""
+        wire, undo = self._compress(tensor)
         reduced = allreduce(
             self._tf,
             self._hvd,
@@ -356,7 +407,13 @@ class GraphReducer:
             predivide=self._predivide,
             process_set=self.process_set,
         )
-        return self._compression.decompress(reduced, ctx)
+        return undo(reduced), bytes_of(self._tf, wire)
+
+    def _compress(self, tensor: Any) -> tuple[Any, Callable[[Any], Any]]:
+        if self._exchanges is not None:
+            return tensor, lambda reduced: reduced
+        wire, ctx = self._compression.compress(tensor)
+        return wire, lambda reduced: self._compression.decompress(reduced, ctx)
 
     def _gather(self, slices: Any, name: str) -> Any:
         hvd, tf = self._hvd, self._tf
@@ -370,6 +427,7 @@ class GraphReducer:
         values = hvd.allgather(values, name=f"{name}.values", **options)
         # Of one type on all ranks, those included that have no rows.
         rows = kept_from_folding(tf, tf.cast(slices.indices, tf.int64))
+        self._sent_by_graph += [bytes_of(tf, values), bytes_of(tf, rows)]
         indices = hvd.allgather(rows, name=f"{name}.indices", **options)
         gathered = tf.IndexedSlices(values, indices, slices.dense_shape)
         return self._divide(gathered) if self._op == hvd.Average else gathered
@@ -394,6 +452,15 @@ class GraphReducer:
         with tf.control_dependencies(after):
             end = tf.timestamp()
         self._waited.assign_add(tf.maximum(end - start, 0.0))
+
+    def _count_bytes(self) -> None:
+        tf = self._tf
+        if not tf.compat.v1.executing_eagerly_outside_functions() or not self._sent_by_graph:
+            return  # a graph of TensorFlow 1 would not run it
+        if self._sent is None:
+            with tf.init_scope():
+                self._sent = tf.Variable(0, dtype=tf.int64, trainable=False, name="sent")
+        self._sent.assign_add(tf.add_n([tf.cast(n, tf.int64) for n in self._sent_by_graph]))
 
 
 def _refuse_xla(name: str) -> None:
@@ -424,34 +491,6 @@ def _numbered(tf: ModuleType, label: str) -> str:
 
 def _tensor(gradient: Any) -> Any:
     return gradient.values if hasattr(gradient, "values") else gradient
-
-
-def allreduce(
-    tf: ModuleType,
-    hvd: ModuleType,
-    tensor: Any,
-    name: str | None,
-    *,
-    op: Any,
-    predivide: float = 1.0,
-    process_set: Any,
-) -> Any:
-    """Horovod's all-reduce under exactly this name, whatever scopes surround it.
-
-    bfloat16, which Horovod does not know, travels as float32.
-    """
-    tensor = kept_from_folding(tf, tensor)
-    narrow = tensor.dtype == tf.bfloat16
-    reduced = hvd.allreduce(
-        tf.cast(tensor, tf.float32) if narrow else tensor,
-        op=op,
-        prescale_factor=1.0 / predivide,
-        postscale_factor=predivide,
-        name=name,
-        process_set=process_set,
-        ignore_name_scope=True,
-    )
-    return tf.cast(reduced, tf.bfloat16) if narrow else reduced
 
 
 def sum_over_ranks(tf: ModuleType, hvd: ModuleType, tensor: Any, name: str) -> Any:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from hvdsync.sync.torch_reducer import FlatBucket, Wire, make_flat_buckets
+from hvdsync.sync.torch_reducer import FlatBucket, make_flat_buckets
+from hvdsync.sync.torch_wire import Wire
 from hvdsync.sync.update_rules import DiLoCo, LocalRule, cut
 
 # (Name, tensor), alike on all ranks.
@@ -120,7 +121,7 @@ class _Bucket:
         flat = self._flat
         if wire is not None:
             assert flat.flight is not None
-            wire.receive(flat.flat, *flat.flight)
+            wire.receive(flat.flat, flat.flight)
         if judge is not None:
             judge(self._names, self.tensors, flat.views)
         if self._rule is not None:

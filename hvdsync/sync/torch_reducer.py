@@ -5,112 +5,13 @@
 
 from __future__ import annotations
 
-import time
 import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from hvdsync.comm import clock
 from hvdsync.sync.buckets import Bucket, group_positions, plan_buckets
-
-
-class Wire:
-    """How one wrapper's buckets travel: reduction, scaling, compression and process set.
-
-    ``op`` is ``hvd.Average`` or ``hvd.Sum``. ``gradient_predivide_factor`` splits the averaging
-    before and after the sum, as in Horovod. ``waited_seconds`` adds up the time in which the
-    calling thread stood still for a collective: communication that nothing hid.
-    """
-
-    def __init__(
-        self,
-        torch: Any,
-        hvd: Any,
-        name: str,
-        *,
-        compression: Any,
-        op: Any,
-        gradient_predivide_factor: float = 1.0,
-        process_set: Any = None,
-    ) -> None:
-        self.torch = torch
-        self.hvd = hvd
-        self.name = name
-        self.compression = compression
-        self.op = op
-        self.process_set = hvd.global_process_set if process_set is None else process_set
-        self.waited_seconds = 0.0
-        clock.include(self)
-        self.collectives = 0
-        self._predivide = gradient_predivide_factor
-        self._largest: dict[Any, float] = {}
-
-    def safe_norm(self, dtype: Any) -> float:
-        """Below this norm of each rank's tensor no element of what travels for it can overflow."""
-        largest = self._largest.get(dtype)
-        if largest is None:
-            torch = self.torch
-            wire, _ = self.compression.compress(torch.empty(0, dtype=dtype))
-            largest = torch.finfo(torch.float32 if wire.dtype is torch.bfloat16 else wire.dtype).max
-            self._largest[dtype] = largest = largest * min(1.0, self._predivide)
-        return largest / self.process_set.size()
-
-    def send(self, flat: Any, name: str) -> tuple[Any, Any]:
-        """Start the reduction of a flat tensor; the tensor must stay untouched until receive."""
-        wire, ctx = self.compression.compress(flat)
-        if wire.dtype is self.torch.bfloat16:
-            # Horovod's core knows no bfloat16; float32 holds each of its values.
-            wire = wire.float()
-        scale = {}
-        if self._predivide != 1.0:
-            scale = {
-                "prescale_factor": 1.0 / self._predivide,
-                "postscale_factor": self._predivide,
-            }
-        self.collectives += 1
-        handle = self.hvd.allreduce_async_(
-            wire, name=f"{self.name}.{name}", op=self.op, process_set=self.process_set, **scale
-        )
-        return handle, ctx
-
-    def receive(self, flat: Any, handle: Any, ctx: Any) -> None:
-        """Wait for a reduction and leave its result in ``flat``."""
-        started = time.perf_counter()
-        result = self.hvd.synchronize(handle)
-        self.waited_seconds += time.perf_counter() - started
-        result = self.compression.decompress(result, ctx)
-        if result.data_ptr() != flat.data_ptr():
-            flat.copy_(result)
-
-    def reduce_sparse(self, gradient: Any, like: Any, name: str) -> Any | None:
-        """Sum or average of sparse gradients: indices and values of all ranks are gathered.
-
-        ``gradient`` may be None on a rank whose batch did not touch the parameter ``like``. The
-        result is coalesced and equal on all ranks, or None when no rank had a gradient.
-        """
-        torch, hvd = self.torch, self.hvd
-        if gradient is None:
-            indices = torch.zeros((0, 1), dtype=torch.int64, device=like.device)
-            values = like.new_zeros((0, *like.shape[1:]))
-        else:
-            coalesced = gradient.coalesce()
-            indices = coalesced.indices().t().contiguous()
-            values = coalesced.values().contiguous()
-        started = time.perf_counter()
-        label = f"{self.name}.{name}"
-        self.collectives += 2
-        handles = [
-            hvd.allgather_async(tensor, name=f"{label}.{part}", process_set=self.process_set)
-            for tensor, part in ((indices, "indices"), (values, "values"))
-        ]
-        indices, values = (hvd.synchronize(handle) for handle in handles)
-        self.waited_seconds += time.perf_counter() - started
-        if len(indices) == 0:
-            return None
-        if self.op == hvd.Average:
-            values = values / self.process_set.size()
-        gathered = torch.sparse_coo_tensor(indices.t(), values, like.shape, check_invariants=False)
-        return gathered.coalesce()
+from hvdsync.sync.compression.exchange import Part
+from hvdsync.sync.torch_wire import Flight, Wire
 
 
 class FlatBucket:
@@ -122,10 +23,13 @@ class FlatBucket:
     need a sparse reduction, and that a verdict is due.
     """
 
-    def __init__(self, torch: Any, bucket: Bucket, tensors: Sequence[Any], label: str) -> None:
+    def __init__(
+        self, torch: Any, bucket: Bucket, tensors: Sequence[Any], names: Sequence[str], label: str
+    ) -> None:
         self.label = label
         self.members = bucket.members
         self.tensors = [tensors[i] for i in bucket.members]
+        self.parts = [Part(names[i], _shape_in_memory(tensors[i])) for i in bucket.members]
         count = len(self.tensors)
         first = self.tensors[0]
         length = bucket.length + 2 * count + 1
@@ -137,7 +41,7 @@ class FlatBucket:
         self.suspect = self.flat[-1:]
         self.pending = count
         self.missing: list[int] = []
-        self.flight: tuple[Any, Any] | None = None
+        self.flight: Flight | None = None
 
     def shaped(self, flat: Any) -> list[Any]:
         """Views of a flat tensor, of as many elements as ``gradients``, shaped as the tensors."""
@@ -168,6 +72,16 @@ class FlatBucket:
             self.sparse[i] = 1
         self.missing = missing
 
+    def send(self, wire: Wire) -> None:
+        """Start the reduction of what was filled in."""
+        self.flight = wire.send(self.flat, self.label, self.parts)
+
+    def receive(self, wire: Wire) -> None:
+        """Wait for the reduction and leave its result in the buffer."""
+        assert self.flight is not None
+        wire.receive(self.flat, self.flight, self.used)
+        self.flight = None
+
     def show(self, verdict: Any, keys: Sequence[Any], wire: Wire) -> None:
         """Have a verdict look at the filled buffer, and pass its suspicion on with it."""
         limit = wire.safe_norm(self.flat.dtype)
@@ -184,6 +98,15 @@ def _shaped_like(part: Any, tensor: Any) -> Any:
     if tensor.is_contiguous() or not _is_dense(tensor):
         return part.view(tensor.shape)
     return part.as_strided(tensor.size(), tensor.stride())
+
+
+def _shape_in_memory(tensor: Any) -> tuple[int, ...]:
+    """The shape whose elements lie in memory one behind the other, as they do in a bucket."""
+    shape = tuple(tensor.shape)
+    if tensor.is_contiguous() or not _is_dense(tensor):
+        return shape
+    strides = tensor.stride()
+    return tuple(shape[i] for i in sorted(range(len(shape)), key=lambda i: -strides[i]))
 
 
 def _is_dense(tensor: Any) -> bool:
@@ -218,7 +141,7 @@ def make_flat_buckets(
         checksum = zlib.crc32("\0".join(members).encode())
         rest = f"+{len(members) - 1}" if len(members) > 1 else ""
         label = f"bucket{i}[{members[0]}{rest}]#{checksum:08x}"
-        buckets.append(FlatBucket(torch, bucket, tensors, label))
+        buckets.append(FlatBucket(torch, bucket, tensors, names, label))
     return buckets
 
 
@@ -272,13 +195,14 @@ class ListReducer:
                 bucket.fill(torch, [gradients[i] for i in owner])
                 if verdict is not None and keys is not None:
                     bucket.show(verdict, [keys[i] for i in owner], wire)
-                bucket.flight = wire.send(bucket.flat, bucket.label)
+                bucket.send(wire)
+            wire.finish([bucket.flight for bucket in self._buckets if bucket.flight])
             for bucket, owner in zip(self._buckets, owners, strict=True):
-                assert bucket.flight is not None
-                wire.receive(bucket.flat, *bucket.flight)
+                bucket.receive(wire)
                 if verdict is not None and keys is not None:
                     bucket.show_reduced(verdict, [keys[i] for i in owner])
                 for slot, i in enumerate(owner):
                     if gradients[i] is not None or float(bucket.used[slot]) > 0:
                         result[i] = bucket.views[slot]
+            wire.step_is_done()
         return result

@@ -19,6 +19,7 @@ from hvdsync.sync.accumulation import GraphAccumulation
 from hvdsync.sync.keras_optimizer import Sharing, distribute_optimizer, with_loss_scaling
 from hvdsync.sync.options import (
     check_combination,
+    check_compression,
     check_engine,
     check_gradient_options,
     option_facts,
@@ -73,6 +74,7 @@ def DistributedOptimizer(
         groups=groups,
         passes=backward_passes_per_step,
     )
+    check_compression(compression, adds=op in (hvd.Average, hvd.Sum), optimizer=optimizer)
     if op == hvd.Adasum and average_aggregated_gradients:
         raise ValueError("Adasum does not support average_aggregated_gradients == True")
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
@@ -140,7 +142,7 @@ def distribute(
         optimizer: a Keras optimizer over the model's variables.
         engine: ``"horovod"``.
         update: None, for synchronous gradient averaging.
-        compression: ``Compression.none`` or ``.fp16``.
+        compression: what travels in place of gradients; see :class:`Compression`.
         accumulate: calls of the optimizer per update. Their gradients are averaged, and travel at
             the last; ``optimizer.iterations`` counts updates.
         guard: a :class:`Guard`, which then judges the gradients before each update, out of a

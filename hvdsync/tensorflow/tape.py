@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdsync.comm import horovod as _horovod
-from hvdsync.sync.options import check_gradient_options
+from hvdsync.sync.options import check_compression, check_gradient_options
 from hvdsync.sync.tensorflow_gradients import key_of
 from hvdsync.sync.tensorflow_reducer import GraphReducer
 from hvdsync.tensorflow.compression import Compression
@@ -47,6 +47,11 @@ class _DistributedGradientTape:
     def waited_seconds(self) -> float:
         """Seconds of communication that no computation hid, over all steps of this kind of tape."""
         return self._reducer.waited_seconds
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this rank has sent of gradients, over all steps of this kind of tape."""
+        return self._reducer.sent_bytes
 
     def register_local_source(self, source: Any) -> None:
         """Keep this source's gradient to its rank; it is never reduced."""
@@ -116,7 +121,7 @@ def DistributedGradientTape(
             may be ``tf.Variable``, ``keras.Variable`` or watched tensors, in any structure.
         device_dense, device_sparse: accepted for compatibility; gradients are reduced where
             they are.
-        compression: what travels: ``Compression.none`` or ``.fp16``.
+        compression: what travels in place of gradients; see :class:`Compression`.
         sparse_as_dense: send ``tf.IndexedSlices`` densely instead of gathering their rows.
         op: ``Average``, ``Sum`` or ``Adasum``.
         gradient_predivide_factor: gradients are divided by it before the sum and multiplied
@@ -137,6 +142,7 @@ def DistributedGradientTape(
         num_groups=num_groups,
         groups=groups,
     )
+    check_compression(compression, adds=op in (hvd.Average, hvd.Sum))
     listed: Any = groups
     if groups is not None and not isinstance(groups, int):
         listed = tuple(tuple(key_of(v) for v in group) for group in groups)

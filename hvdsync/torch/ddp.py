@@ -20,7 +20,7 @@ from hvdsync.comm.comparison import noted, require_equal
 from hvdsync.errors import HvdsyncError
 from hvdsync.guard.guard import Guard
 from hvdsync.guard.torch_nonfinite import TorchVerdict
-from hvdsync.sync.options import check_gradient_options
+from hvdsync.sync.options import check_compression, check_gradient_options
 from hvdsync.torch.hooks import ForwardHook
 from hvdsync.torch.optimizer import (
     DistributedOptimizer,
@@ -63,6 +63,7 @@ def distribute_optimizer(
             guard=guard,
         )
     check_gradient_options(averages=True, passes=accumulate)
+    check_compression(compression, engine="ddp")
     names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
 
     def parameters() -> list[tuple[str, torch.nn.Parameter]]:
@@ -146,6 +147,7 @@ class DdpReducer(PassReducer):
         super().__init__(parameters, passes=passes, average_passes=average_passes, verdict=verdict)
         self.wire = dist.group.WORLD
         self.waited_seconds = 0.0
+        self.sent_bytes = 0
         self._model = model
         self._compression = compression
         # Buffers stay each rank's own, as with Horovod.
@@ -241,6 +243,7 @@ class DdpReducer(PassReducer):
         # Before the sum, which then cannot overflow where no rank's gradient does.
         buffer.div_(dist.get_world_size() * max(passes, 1))
         wire, ctx = self._compression.compress(buffer)
+        self.sent_bytes += wire.numel() * wire.element_size()
         future = dist.all_reduce(wire, async_op=True).get_future()
         if bucket.is_last():
             self._sent_last = True

@@ -49,7 +49,7 @@ def distribute(
             replicas meet every so many; with ``Asynchronous()`` they never wait for one another,
             and share one set of parameters: see docs/update-rules.md. ``optimizer.replicas_equal``
             then says whether they are equal, ``optimizer.synchronize_replicas()`` makes them so.
-        compression: what travels in place of gradients; ``Compression.none`` or ``.fp16``.
+        compression: what travels in place of gradients; see :class:`Compression`.
         accumulate: micro-batches per optimizer step. Their gradients are averaged, and a shorter
             last step of an epoch has its true average.
         guard: a :class:`Guard`, which then judges the gradients before each update and compares

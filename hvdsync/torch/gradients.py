@@ -14,7 +14,8 @@ from horovod.common.exceptions import HorovodInternalError
 from hvdsync.errors import HvdsyncError
 from hvdsync.guard.torch_nonfinite import TorchVerdict
 from hvdsync.sync.buckets import group_positions
-from hvdsync.sync.torch_reducer import FlatBucket, Wire, make_flat_buckets
+from hvdsync.sync.torch_reducer import FlatBucket, make_flat_buckets
+from hvdsync.sync.torch_wire import Wire
 from hvdsync.torch.passes import PassReducer, when_backward_is_done
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,11 @@ class GradientReducer(PassReducer):
     def waited_seconds(self) -> float:
         """Seconds in which training stood still for communication so far."""
         return 0.0 if self.wire is None else self.wire.waited_seconds
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this rank has given to collectives so far."""
+        return 0 if self.wire is None else self.wire.sent_bytes
 
     def reset(self) -> None:
         """Forget accumulated passes, and a backward pass that an exception cut short."""
@@ -165,13 +171,12 @@ class GradientReducer(PassReducer):
                 bucket.flat.div_(self._passes_done)
             if self.verdict is not None:
                 bucket.show(self.verdict, bucket.tensors, self.wire)
-            bucket.flight = self.wire.send(bucket.flat, bucket.label)
+            bucket.send(self.wire)
 
     def _land(self, bucket: FlatBucket) -> None:
         assert self.wire is not None
         if bucket.flight is not None:
-            self.wire.receive(bucket.flat, *bucket.flight)
-        bucket.flight = None
+            bucket.receive(self.wire)
         bucket.pending = len(bucket.tensors)
 
     def _abandon(self) -> None:
@@ -231,6 +236,7 @@ class GradientReducer(PassReducer):
         for bucket in self._buckets:
             if bucket.flight is None:
                 self._send(bucket)
+        wire.finish([bucket.flight for bucket in self._buckets if bucket.flight])
         found_sparse: dict[torch.Tensor, str] = {}
         for bucket in self._buckets:
             self._land(bucket)
@@ -240,6 +246,7 @@ class GradientReducer(PassReducer):
         self._sparse.update(found_sparse)
         for parameter, name in self._sparse.items():
             parameter.grad = self._reduce_sparse(wire, parameter, name)
+        wire.step_is_done()
         if stale or found_sparse:
             logger.debug("the reduction is planned anew for %d parameters", len(trainable))
             self._watch(trainable)

@@ -16,8 +16,13 @@ from hvdsync.comm import launch, process_group, verbs, windows
 from hvdsync.comm.comparison import noted, require_equal
 from hvdsync.guard.guard import Guard
 from hvdsync.guard.torch_nonfinite import TorchVerdict
-from hvdsync.sync.options import check_combination, check_gradient_options, option_facts
-from hvdsync.sync.torch_reducer import Wire
+from hvdsync.sync.options import (
+    check_combination,
+    check_compression,
+    check_gradient_options,
+    option_facts,
+)
+from hvdsync.sync.torch_wire import Wire
 from hvdsync.sync.update_rules import Asynchronous
 from hvdsync.torch.compression import Compression
 from hvdsync.torch.gradients import GradientReducer
@@ -199,6 +204,19 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             return self._local.waited_seconds
         return 0.0 if self._reducer is None else self._reducer.waited_seconds
 
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of gradients, or of what stands for them, that this rank has sent so far.
+
+        What is given to collectives is counted; of an all-reduce a ring passes on twice that,
+        less one share of it, of an all-gather as many as there are other ranks. What asynchronous
+        ranks put into shared parameters is not counted.
+        """
+        if self._local is not None:
+            wire = getattr(self._local, "wire", None)
+            return 0 if wire is None else wire.sent_bytes
+        return 0 if self._reducer is None else self._reducer.sent_bytes
+
 
 def _reduce_before_step(reducer: Reducer) -> Callable[..., Any]:
     def before_step(
@@ -283,7 +301,7 @@ def DistributedOptimizer(
         optimizer: the plain optimizer; it keeps its class, state and hooks.
         named_parameters: (name, parameter) pairs of all its parameters, usually
             ``model.named_parameters()``; without them they are named by group and position.
-        compression: ``Compression.none`` or ``Compression.fp16``; applied to whole buckets.
+        compression: what travels in place of gradients; see :class:`Compression`.
         backward_passes_per_step: reduce after that many backward passes; gradients add up
             locally until then. A ``step()`` before that reduces what there is.
         op: ``hvd.Average``, ``hvd.Sum`` or ``hvd.Adasum``.
@@ -314,6 +332,7 @@ def DistributedOptimizer(
         groups=groups,
         passes=backward_passes_per_step,
     )
+    check_compression(compression, adds=op in (hvd.Average, hvd.Sum), optimizer=optimizer)
     _check_members(groups)
     names = _names(optimizer, named_parameters)
     elastic = launch.is_elastic()

@@ -1,0 +1,104 @@
+"""The array operations of compressors, for PyTorch tensors; ``torch`` is handed in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+
+class TorchArrays:
+    """See :class:`hvdsync.sync.compression.exchange.Arrays`."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+
+    def variable(self, array: np.ndarray, like: Any) -> Any:
+        """A tensor to remember, on the device of another."""
+        return self._torch.from_numpy(array).to(like.device)
+
+    def dtype(self, x: Any) -> str:
+        return str(x.dtype).removeprefix("torch.")
+
+    def cast(self, x: Any, dtype: str) -> Any:
+        return x.to(getattr(self._torch, dtype))
+
+    def divide(self, x: Any, by: Any) -> Any:
+        return x / by
+
+    def reshape(self, x: Any, shape: Sequence[Any]) -> Any:
+        return x.reshape(shape)
+
+    def concat(self, parts: Sequence[Any]) -> Any:
+        return self._torch.cat(list(parts))
+
+    def split(self, x: Any, sizes: Sequence[int]) -> list[Any]:
+        return list(x.split(list(sizes)))
+
+    def padded(self, x: Any, multiple: Any) -> Any:
+        missing = -len(x) % multiple
+        return self._torch.nn.functional.pad(x, (0, missing)) if missing else x
+
+    def to_bytes(self, x: Any) -> Any:
+        return x.contiguous().view(self._torch.uint8)
+
+    def from_bytes(self, x: Any, dtype: str) -> Any:
+        wanted = getattr(self._torch, dtype)
+        # A view of other numbers has to begin where they may.
+        aligned = x.storage_offset() % wanted.itemsize == 0
+        return (x if aligned else x.clone()).view(wanted)
+
+    def sum_rows(self, x: Any) -> Any:
+        return x.sum(0)
+
+    def matmul(self, a: Any, b: Any, *, turn_a: bool = False, turn_b: bool = False) -> Any:
+        return (a.T if turn_a else a) @ (b.T if turn_b else b)
+
+    def orthonormal(self, x: Any) -> Any:
+        return self._torch.linalg.qr(x).Q
+
+    def zeros_like(self, x: Any) -> Any:
+        return self._torch.zeros_like(x)
+
+    def mean(self, x: Any) -> Any:
+        return x.mean()
+
+    def zero_or_nan(self, x: Any) -> Any:
+        total = x.sum()
+        return self._torch.where(total.isfinite(), 0.0, self._torch.nan).to(x)
+
+    def where_at_least(self, x: Any, least: Any) -> Any:
+        return (x >= least).nonzero().flatten()
+
+    def length(self, x: Any) -> Any:
+        return len(x)
+
+    def top(self, x: Any, count: int) -> Any:
+        return x.topk(count, sorted=False).indices
+
+    def lowest(self, x: Any) -> Any:
+        return x.min()
+
+    def take(self, x: Any, indices: Any) -> Any:
+        return x[indices]
+
+    def put(self, x: Any, indices: Any, value: float) -> Any:
+        return x.index_fill(0, indices, value)
+
+    def add_at(self, x: Any, indices: Any, values: Any) -> Any:
+        return x.index_add_(0, indices, values)
+
+    def choose(self, condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+        return then() if condition else otherwise()
+
+    def pack_signs(self, x: Any) -> Any:
+        bits = self.padded((x >= 0).to(self._torch.uint8), 8).reshape(-1, 8)
+        return (bits << self._places(x)).sum(1, dtype=self._torch.uint8)
+
+    def unpack_signs(self, bits: Any, size: int, dtype: str) -> Any:
+        signs = (bits[:, None] >> self._places(bits)) & 1
+        return self.cast(signs.reshape(-1)[:size], dtype) * 2 - 1
+
+    def _places(self, like: Any) -> Any:
+        return self._torch.arange(8, dtype=self._torch.uint8, device=like.device)
