@@ -18,6 +18,7 @@ from hvdsync.sync.options import (
     check_compression,
     check_engine,
     check_gradient_options,
+    momentum_of,
     option_facts,
 )
 from hvdsync.sync.variables import broadcast_through_host
@@ -76,7 +77,7 @@ def DistributedOptimizer(
         groups=groups,
         passes=backward_passes_per_step,
     )
-    check_compression(compression, optimizer=optimizer)
+    check_compression(compression, elastic=launch.is_elastic(), momentum=momentum_of(optimizer))
     reducer = backend.make_reducer(
         name or f"Distributed{type(optimizer).__name__}",
         compression=compression,

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from hvdsync.comm import launch
 from hvdsync.sync.compression import CastCompressor, NoneCompressor, describe
 from hvdsync.sync.compression.exchange import BucketCompressor
 from hvdsync.sync.compression.topk import TopK
@@ -47,11 +46,17 @@ def check_gradient_options(
 
 
 def check_compression(
-    compression: Any, *, adds: bool = True, engine: str = "horovod", optimizer: Any = None
+    compression: Any,
+    *,
+    engine: str = "horovod",
+    adds: bool = True,
+    elastic: bool = False,
+    momentum: float = 0.0,
 ) -> None:
     """Raise ``ValueError`` for a compressor that makes no sense with the rest, with the reason.
 
-    ``adds`` says whether the reduction is a sum or an average.
+    ``adds`` says whether the reduction is a sum or an average, ``elastic`` whether ranks may come
+    and go; ``momentum`` is the optimizer's.
     """
     if not isinstance(compression, BucketCompressor):
         return
@@ -70,19 +75,20 @@ def check_compression(
             "engine='ddp' has buckets of its own, where only none, fp16 and bf16 fit. Give "
             "engine='horovod'"
         )
-    if launch.is_elastic():
+    if elastic:
         raise ValueError(
             f"compression is {name}, which remembers what it did not send; in an elastic job that "
             "is lost with a worker, and no commit goes back to it. Give none, fp16 or bf16"
         )
-    if isinstance(compression, TopK) and compression.momentum and _momentum_of(optimizer):
+    if isinstance(compression, TopK) and compression.momentum and momentum:
         raise ValueError(
-            f"compression is {name} and the optimizer has momentum {_momentum_of(optimizer)} too: "
-            "it would count twice. Give the optimizer none, or topk none"
+            f"compression is {name} and the optimizer has momentum {momentum} too: it would count "
+            "twice. Give the optimizer none, or topk none"
         )
 
 
-def _momentum_of(optimizer: Any) -> float:
+def momentum_of(optimizer: Any) -> float:
+    """The momentum of an optimizer of any framework; the largest, if its groups differ."""
     groups = getattr(optimizer, "param_groups", None)
     if groups is None:
         return float(getattr(optimizer, "momentum", 0.0) or 0.0)

@@ -22,6 +22,7 @@ from hvdsync.sync.options import (
     check_compression,
     check_engine,
     check_gradient_options,
+    momentum_of,
     option_facts,
 )
 from hvdsync.sync.tensorflow_reducer import GraphReducer
@@ -74,7 +75,12 @@ def DistributedOptimizer(
         groups=groups,
         passes=backward_passes_per_step,
     )
-    check_compression(compression, adds=op in (hvd.Average, hvd.Sum), optimizer=optimizer)
+    check_compression(
+        compression,
+        adds=op in (hvd.Average, hvd.Sum),
+        elastic=launch.is_elastic(),
+        momentum=momentum_of(optimizer),
+    )
     if op == hvd.Adasum and average_aggregated_gradients:
         raise ValueError("Adasum does not support average_aggregated_gradients == True")
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvdsync.comm import horovod as _horovod
+from hvdsync.comm import launch
 from hvdsync.sync.options import check_compression, check_gradient_options
 from hvdsync.sync.tensorflow_gradients import key_of
 from hvdsync.sync.tensorflow_reducer import GraphReducer
@@ -142,7 +143,7 @@ def DistributedGradientTape(
         num_groups=num_groups,
         groups=groups,
     )
-    check_compression(compression, adds=op in (hvd.Average, hvd.Sum))
+    check_compression(compression, adds=op in (hvd.Average, hvd.Sum), elastic=launch.is_elastic())
     listed: Any = groups
     if groups is not None and not isinstance(groups, int):
         listed = tuple(tuple(key_of(v) for v in group) for group in groups)

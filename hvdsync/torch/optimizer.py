@@ -20,6 +20,7 @@ from hvdsync.sync.options import (
     check_combination,
     check_compression,
     check_gradient_options,
+    momentum_of,
     option_facts,
 )
 from hvdsync.sync.torch_wire import Wire
@@ -332,10 +333,15 @@ def DistributedOptimizer(
         groups=groups,
         passes=backward_passes_per_step,
     )
-    check_compression(compression, adds=op in (hvd.Average, hvd.Sum), optimizer=optimizer)
+    elastic = launch.is_elastic()
+    check_compression(
+        compression,
+        adds=op in (hvd.Average, hvd.Sum),
+        elastic=elastic,
+        momentum=momentum_of(optimizer),
+    )
     _check_members(groups)
     names = _names(optimizer, named_parameters)
-    elastic = launch.is_elastic()
     alone = verbs.size() == 1 and not elastic
     if not alone and process_group.active() is not None:
         raise ValueError(

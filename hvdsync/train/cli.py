@@ -23,6 +23,8 @@ import rich_click as click
 from hvdsync.comm import threads
 from hvdsync.comm.launch import LaunchInfo, detect
 from hvdsync.errors import HvdsyncError, NonFiniteGradient, ReplicaMismatch
+from hvdsync.sync.compression import parse as parse_compression
+from hvdsync.sync.options import check_compression
 from hvdsync.train.agreement import AgreedError
 from hvdsync.train.chatter import without_greetings
 from hvdsync.train.config import TrainConfig
@@ -88,6 +90,15 @@ def _refuse(config: TrainConfig, launch: LaunchInfo) -> str:
         )
     if config.engine == "ddp" and launch.elastic:
         return "--engine ddp: its number of workers is fixed; start it with `horovodrun -np N ...`"
+    try:
+        check_compression(
+            parse_compression(config.compression)[1],
+            engine=config.engine,
+            elastic=config.elastic,
+            momentum=config.momentum,
+        )
+    except ValueError as error:
+        return f"--compression {config.compression}: {error}"
     return ""
 
 

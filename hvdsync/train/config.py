@@ -171,8 +171,14 @@ class TrainConfig:
         default=100,
         metadata=about("Steps between comparisons of those copies.", WORKERS, minimum=1),
     )
-    compression: Literal["none", "fp16"] = field(
-        default="none", metadata=about("What gradients become while they travel.", WORKERS)
+    compression: str = field(
+        default="none",
+        metadata=about(
+            "What gradients become while they travel: [b]none[/], [b]fp16[/], [b]bf16[/], "
+            "[b]onebit[/], [b]topk:RATIO[/] or [b]powersgd:RANK,START_STEP[/].",
+            WORKERS,
+            metavar="NAME[:ARG]",
+        ),
     )
 
     checkpoint_dir: Path | None = field(
@@ -230,6 +236,11 @@ class TrainConfig:
             shown_default="none",
         ),
     )
+
+    @property
+    def momentum(self) -> float:
+        """That of ``--optimizer momentum``; 0 for the others."""
+        return 0.9 if self.optimizer == "momentum" else 0.0
 
     @property
     def resumes(self) -> bool:

@@ -48,8 +48,7 @@ def seed_noise(model: keras.Model, seed: int, step: int = 0) -> None:
 def make_optimizer(config: TrainConfig) -> Any:
     """The plain optimizer that ``--optimizer`` names; its rate is set before each step."""
     if config.optimizer in ("sgd", "momentum"):
-        momentum = 0.9 if config.optimizer == "momentum" else 0.0
-        return keras.optimizers.SGD(config.lr, momentum=momentum)
+        return keras.optimizers.SGD(config.lr, momentum=config.momentum)
     if config.optimizer == "adam":
         return keras.optimizers.Adam(config.lr)
     return keras.optimizers.AdamW(config.lr, weight_decay=0.004)

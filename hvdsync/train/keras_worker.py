@@ -31,7 +31,7 @@ class KerasWorker(Worker):
         self.draw_own_noise(0)
         optimizer = hvd.distribute(
             make_optimizer(config),
-            compression=getattr(hvd.Compression, config.compression),
+            compression=hvd.Compression.named(config.compression),
             accumulate=config.accumulate,
         )
         cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -16,6 +16,7 @@ from typing import Any
 import rich_click as click
 from click.core import ParameterSource
 
+from hvdsync.sync.compression import parse as parse_compression
 from hvdsync.train.config import OUTPUT, TrainConfig
 
 NAMED_DATASETS = ("mnist", "synthetic")
@@ -104,6 +105,19 @@ class _Dataset(click.ParamType):
         return str(value)
 
 
+class _Compression(click.ParamType):
+    """A compressor's name, with its arguments."""
+
+    name = "compression"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            parse_compression(str(value))
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
+        return str(value)
+
+
 class _Minutes(_Number):
     """A time: minutes, or a number with the unit s, m, h or d."""
 
@@ -148,6 +162,8 @@ def _without_none(hint: Any) -> Any:
 def _type(entry: Field[Any], hint: Any) -> click.ParamType:
     if entry.name == "dataset":
         return _Dataset()
+    if entry.name == "compression":
+        return _Compression()
     if typing.get_origin(hint) is typing.Literal:
         return click.Choice(typing.get_args(hint))
     minimum, above, below = (entry.metadata[limit] for limit in ("minimum", "above", "below"))

@@ -37,7 +37,7 @@ class TensorFlowWorker(Worker):
         self.model, self.optimizer = hvd.distribute(
             self.model,
             self.optimizer,
-            compression=getattr(hvd.Compression, config.compression),
+            compression=hvd.Compression.named(config.compression),
             accumulate=config.accumulate,
             guard=self.guard,
         )

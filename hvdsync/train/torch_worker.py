@@ -56,8 +56,7 @@ class TorchNetwork(torch.nn.Module):
 def make_optimizer(config: TrainConfig, parameters: Any) -> torch.optim.Optimizer:
     """The plain optimizer that ``--optimizer`` names; its rate is set before each step."""
     if config.optimizer in ("sgd", "momentum"):
-        momentum = 0.9 if config.optimizer == "momentum" else 0.0
-        return torch.optim.SGD(parameters, config.lr, momentum)
+        return torch.optim.SGD(parameters, config.lr, config.momentum)
     # Epsilon as in Keras; the frameworks' defaults differ.
     if config.optimizer == "adam":
         return torch.optim.Adam(parameters, config.lr, eps=1e-7)
@@ -84,7 +83,7 @@ class TorchWorker(Worker):
             model,
             make_optimizer(config, model.parameters()),
             engine=config.engine,
-            compression=getattr(hvd.Compression, config.compression),
+            compression=hvd.Compression.named(config.compression),
             accumulate=config.accumulate,
             guard=self.guard,
         )

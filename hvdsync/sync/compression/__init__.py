@@ -4,7 +4,7 @@ A front door hands in its framework and gets its ``Compression``; a reducer hand
 """
 
 from hvdsync.sync.compression.casts import CastCompressor
-from hvdsync.sync.compression.choices import Compression, torch_compression
+from hvdsync.sync.compression.choices import Compression, parse, torch_compression
 from hvdsync.sync.compression.choices import tensorflow_compression as tensorflow_compression
 from hvdsync.sync.compression.compressor import Compressor, NoneCompressor, describe
 
@@ -14,6 +14,7 @@ __all__ = [
     "Compressor",
     "NoneCompressor",
     "describe",
+    "parse",
     "tensorflow_compression",
     "torch_compression",
 ]

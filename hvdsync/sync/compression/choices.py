@@ -14,8 +14,12 @@ from hvdsync.sync.compression.onebit import OneBit
 from hvdsync.sync.compression.powersgd import PowerSGD
 from hvdsync.sync.compression.topk import TopK
 
-_WITH_ARGUMENTS = {"powersgd": PowerSGD, "topk": TopK}
-_PLAIN = ("none", "fp16", "bf16", "onebit")
+_OF_TENSORS = ("none", "fp16", "bf16")
+_OF_BUCKETS: dict[str, type[BucketCompressor]] = {
+    "powersgd": PowerSGD,
+    "topk": TopK,
+    "onebit": OneBit,
+}
 
 
 class Compression:
@@ -45,20 +49,23 @@ class Compression:
 
 
 def parse(text: str) -> tuple[str, BucketCompressor | None]:
-    """A name, and the compressor if it was given arguments or takes some.
+    """A name, and its compressor unless each framework has its own.
 
     Raises ``ValueError`` for a name that does not exist and for arguments that do not fit.
     """
     name, colon, rest = text.partition(":")
-    kind = _WITH_ARGUMENTS.get(name)
+    kind = _OF_BUCKETS.get(name)
     if kind is None:
-        if name not in _PLAIN:
-            listed = ", ".join([*_PLAIN, *_WITH_ARGUMENTS])
+        if name not in _OF_TENSORS:
+            listed = ", ".join([*_OF_TENSORS, *_OF_BUCKETS])
             raise ValueError(f"compression is {text!r}; expected one of {listed}")
-        if colon:
-            raise ValueError(f"compression is {text!r}, but {name} takes no argument")
+        parameters = []
+    else:
+        parameters = list(inspect.signature(kind).parameters.values())
+    if colon and not parameters:
+        raise ValueError(f"compression is {text!r}, but {name} takes no argument")
+    if kind is None:
         return name, None
-    parameters = list(inspect.signature(kind).parameters.values())
     given = rest.split(",") if colon else []
     form = ",".join(parameter.name for parameter in parameters)
     if len(given) > len(parameters):

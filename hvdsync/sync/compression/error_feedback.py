@@ -9,8 +9,6 @@ from abc import abstractmethod
 from collections.abc import Generator, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from hvdsync.sync.compression.exchange import (
     Arrays,
     BucketCompressor,
@@ -51,7 +49,7 @@ class ErrorFeedback(BucketCompressor):
     def initial_state(self, part: Part, dtype: str) -> State:
         if not self.compresses(part.shape):
             return {}
-        return {"error": np.zeros(part.size, dtype)}
+        return {"error": zeros(part.size, dtype)}
 
     def exchange(
         self, xp: Arrays, flat: Any, parts: Sequence[Part], states: Sequence[State], ranks: Any
@@ -76,3 +74,11 @@ class ErrorFeedback(BucketCompressor):
         for i, state in zip(large, changed, strict=True):
             new[i] = state
         return pieces, new
+
+
+def zeros(size: int, dtype: str) -> Any:
+    """A NumPy array of zeros."""
+    # Here, since a command line names compressors before threads are settled.
+    import numpy as np
+
+    return np.zeros(size, dtype)

@@ -7,11 +7,10 @@ waited for, is each framework's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
-
-import numpy as np
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class Part:
     @property
     def size(self) -> int:
         """Number of elements."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from hvdsync.sync.compression.error_feedback import Compressed, ErrorFeedback
 from hvdsync.sync.compression.exchange import Arrays, Collective, Part, State
 
@@ -43,6 +41,9 @@ class PowerSGD(ErrorFeedback):
     def initial_state(self, part: Part, dtype: str) -> State:
         state = super().initial_state(part, dtype)
         if state:
+            # Here, since a command line names compressors before threads are settled.
+            import numpy as np
+
             # Alike on all ranks, and unlike between tensors.
             random = np.random.default_rng(zlib.crc32(part.name.encode()))
             size = as_matrix(part.shape)[1], self._rank_of(part.shape)

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from hvdsync.sync.compression.signs import GATHERING, signs_of_bytes
+
 
 class TensorFlowArrays:
     """See :class:`hvdsync.sync.compression.exchange.Arrays`."""
@@ -99,15 +101,12 @@ class TensorFlowArrays:
 
     def pack_signs(self, x: Any) -> Any:
         tf = self._tf
-        bits = tf.reshape(self.padded(tf.cast(x >= 0, tf.int32), 8), [-1, 8])
-        return tf.cast(
-            tf.reduce_sum(tf.bitwise.left_shift(bits, self._places(tf.int32)), 1), "uint8"
-        )
+        # Eight bytes that are 0 or 1, as one number: a product gathers them in its top byte.
+        bits = tf.reshape(self.padded(tf.cast(x >= 0, tf.uint8), 8), [-1, 8])
+        eights = tf.bitcast(bits, tf.int64)
+        return tf.cast(tf.bitwise.right_shift(eights * GATHERING, 56) & 255, tf.uint8)
 
     def unpack_signs(self, bits: Any, size: int, dtype: str) -> Any:
         tf = self._tf
-        signs = tf.bitwise.right_shift(bits[:, None], self._places(tf.uint8)) & 1
-        return self.cast(tf.reshape(signs, [-1])[:size], dtype) * 2 - 1
-
-    def _places(self, dtype: Any) -> Any:
-        return self._tf.cast(self._tf.range(8), dtype)[None]
+        table = tf.constant(signs_of_bytes(dtype))
+        return tf.reshape(tf.gather(table, tf.cast(bits, tf.int32)), [-1])[:size]

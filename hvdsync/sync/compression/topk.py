@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from hvdsync.sync.compression.error_feedback import Compressed, ErrorFeedback
+from hvdsync.sync.compression.error_feedback import Compressed, ErrorFeedback, zeros
 from hvdsync.sync.compression.exchange import Arrays, Collective, Part, State
 
 SMALLEST = 1024
@@ -53,7 +51,7 @@ class TopK(ErrorFeedback):
     def initial_state(self, part: Part, dtype: str) -> State:
         state = super().initial_state(part, dtype)
         if state and self.momentum:
-            state["velocity"] = np.zeros(part.size, dtype)
+            state["velocity"] = zeros(part.size, dtype)
         return state
 
     def _exchange(

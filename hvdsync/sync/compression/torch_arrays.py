@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from hvdsync.sync.compression.signs import GATHERING, signs_of_bytes
+
 
 class TorchArrays:
     """See :class:`hvdsync.sync.compression.exchange.Arrays`."""
@@ -93,12 +95,11 @@ class TorchArrays:
         return then() if condition else otherwise()
 
     def pack_signs(self, x: Any) -> Any:
-        bits = self.padded((x >= 0).to(self._torch.uint8), 8).reshape(-1, 8)
-        return (bits << self._places(x)).sum(1, dtype=self._torch.uint8)
+        torch = self._torch
+        # Eight bytes that are 0 or 1, as one number: a product gathers them in its top byte.
+        eights = self.padded((x >= 0).to(torch.uint8), 8).view(torch.int64)
+        return ((eights * GATHERING) >> 56).to(torch.uint8)
 
     def unpack_signs(self, bits: Any, size: int, dtype: str) -> Any:
-        signs = (bits[:, None] >> self._places(bits)) & 1
-        return self.cast(signs.reshape(-1)[:size], dtype) * 2 - 1
-
-    def _places(self, like: Any) -> Any:
-        return self._torch.arange(8, dtype=self._torch.uint8, device=like.device)
+        table = self._torch.from_numpy(signs_of_bytes(dtype)).to(bits.device)
+        return table[bits.to(self._torch.int64)].reshape(-1)[:size]

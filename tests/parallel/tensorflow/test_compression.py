@@ -98,9 +98,14 @@ def test_bytes_are_those_of_the_formula_and_ranks_stay_equal(name):
 
 
 @pytest.mark.usefixtures("several_ranks")
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("name", ["onebit", "topk:0.05", "powersgd:2"])
-@pytest.mark.parametrize("op", [hvd.Average, hvd.Sum], ids=["average", "sum"])
+@pytest.mark.parametrize(
+    ("name", "op", "compiled"),
+    [
+        ("onebit", hvd.Average, True),
+        ("topk:0.05", hvd.Average, False),
+        ("powersgd:2", hvd.Sum, True),
+    ],
+)
 def test_what_arrived_and_what_is_kept_are_all_gradients(name, op, compiled):
     model = net()
     wanted = [np.zeros(v.shape) for v in model.variables]
@@ -143,7 +148,7 @@ def _reducer_of_the_last_tape():
 
 
 @pytest.mark.usefixtures("several_ranks")
-@pytest.mark.parametrize("name", ["onebit", "topk:0.05,0.9", "powersgd:2"])
+@pytest.mark.parametrize("name", ["topk:0.05,0.9", "powersgd:2"])
 def test_a_step_that_a_guard_skips_is_not_remembered(name):
     model, optimizer, step = optimizing(name, guard=hvd.Guard(on_nonfinite="skip"))
     ((x, y),) = batches(1)

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from hvdsync.sync.compression import CastCompressor, Compressor, NoneCompressor
+from hvdsync.sync.compression import Compressor, NoneCompressor
+from hvdsync.sync.compression.casts import HalfPrecision
 from hvdsync.sync.options import check_combination
 from hvdsync.sync.update_rules import DiLoCo, LocalSGD, Synchronous, cut
 
@@ -74,7 +75,7 @@ def test_only_local_rules_come_back():
     assert check_combination(None) is None
     assert check_combination(Synchronous(), averages=False, engine="ddp", elastic=True) is None
     assert check_combination(LocalSGD(3)) == LocalSGD(3)
-    halves = CastCompressor("float16", None, None)
+    halves = HalfPrecision(None, None)
     assert check_combination(DiLoCo(3), compression=halves) == DiLoCo(3)
 
 
@@ -88,7 +89,7 @@ def test_only_local_rules_come_back():
         (DiLoCo(3), {"elastic": True}, "takes its steps with it"),
         (
             LocalSGD(3),
-            {"compression": CastCompressor("float16", None, None)},
+            {"compression": HalfPrecision(None, None)},
             "compression=float16: parameters themselves travel",
         ),
         (DiLoCo(3), {"compression": Compressor}, "error feedback is that of the gradients"),

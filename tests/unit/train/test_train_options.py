@@ -48,7 +48,7 @@ def test_every_field_can_be_given_as_an_option() -> None:
         "warmup_epochs": 1.5,
         "accumulate": 2,
         "device": "cpu",
-        "compression": "fp16",
+        "compression": "powersgd:2,100",
         "engine": "ddp",
         "elastic": True,
         "commit_every": 3,
@@ -113,6 +113,8 @@ def test_other_ranks_keep_silent_about_help_and_mistakes(
         (["--max-time", "soon"], "'--max-time': 'soon' is not a valid time"),
         (["--max-time", "0s"], "'--max-time': 0.0 is not in the range x>0"),
         (["--framework", "mxnet"], "'--framework': 'mxnet' is not one of"),
+        (["--compression", "zip"], "'--compression': compression is 'zip'; expected one of none,"),
+        (["--compression", "topk:2"], "'--compression': topk: ratio is 2.0; expected a share"),
         (["--dataset", "no/such/path"], "'no/such/path' is none of mnist, synthetic"),
         (["--epoch", "3"], "No such option '--epoch'. (Did you mean"),
         (["rubbish"], "unexpected extra argument (rubbish)"),
@@ -123,6 +125,24 @@ def test_a_wrong_argument_is_one_sentence(
     capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     assert said in refusal(capsys, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--compression", "onebit", "--engine", "ddp"], "has buckets of its own"),
+        (["--compression", "topk:0.01,0.9", "--optimizer", "momentum"], "it would count twice"),
+    ],
+)
+def test_compression_that_makes_no_sense_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments)
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"Error: --compression {arguments[1]}: compression is ")
+    assert said in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize(
