@@ -31,10 +31,8 @@ class Exchanges:
         self._compressor = compressor
         self._process_set = process_set
         self._xp = TensorFlowArrays(tf)
-        self._memories: dict[str, Memory] = {}
+        self.memory = Memory(self._xp, compressor)
         self._owners: dict[str, list[weakref.ref[Any]]] = {}
-        self._label = ""
-        self._steps: Any = None
 
     def handle(self, dtype: Any) -> bool:
         """Whether tensors of this dtype are compressed."""
@@ -51,16 +49,12 @@ class Exchanges:
         if self._owners.get(label) != list(sources):
             # Other variables than those that were called so before.
             self._owners[label] = list(sources)
-            self._memories[label] = Memory(self._xp, self._compressor)
-        self._label = label
-        if self._compressor.start_step and self._steps is None:
-            with self._tf.init_scope():
-                self._steps = self._tf.Variable(0, dtype=self._tf.int64, trainable=False)
+            self.memory.forget(f"{label}.")
 
     def end(self) -> None:
         """All gradients of a step are reduced."""
-        if self._steps is not None:
-            self._steps.assign_add(1)
+        if self._compressor.start_step:
+            self.memory.count_step()
 
     def mean(
         self,
@@ -77,12 +71,12 @@ class Exchanges:
         tf = self._tf
         if self._compressor.keeps_error and not parts:
             return whole(flat, name)
-        states = self._memories[self._label].recall(parts, flat)
-        if self._steps is None:
+        states = self.memory.recall(parts, flat)
+        if not self._compressor.start_step:
             return self._compressed(flat, name, parts, states)
         return tuple(
             tf.cond(
-                self._steps < self._compressor.start_step,
+                self.memory.steps < self._compressor.start_step,
                 lambda: _alike(tf, *whole(flat, name)),
                 lambda: _alike(tf, *self._compressed(flat, name, parts, states)),
             )
@@ -110,7 +104,7 @@ class Exchanges:
                 pieces, new = done.value
                 break
         mean = tf.ensure_shape(tf.concat(pieces, 0), flat.shape)
-        self._remember(states, new, tf.math.is_finite(tf.reduce_sum(mean)))
+        self._remember(parts, new, tf.math.is_finite(tf.reduce_sum(mean)))
         return mean, tf.add_n([tf.cast(n, tf.int64) for n in sent])
 
     def _make(self, collective: Collective, name: str, ranks: Any) -> Any:
@@ -126,18 +120,16 @@ class Exchanges:
         gathered = hvd.allgather(tensor, **options)
         return tf.reshape(gathered, [ranks, -1 if length is None else length])
 
-    def _remember(self, states: Sequence[State], new: Sequence[State], is_finite: Any) -> None:
+    def _remember(self, parts: Sequence[Part], new: Sequence[State], is_finite: Any) -> None:
         """Keep the new states; after a step whose mean is not finite the old ones stay."""
         tf = self._tf
-        pairs = [
-            (old[key], state[key]) for old, state in zip(states, new, strict=False) for key in state
-        ]
-        if not pairs:
+        changed = [(part, state) for part, state in zip(parts, new, strict=False) if state]
+        if not changed:
             return
 
         def remember() -> Any:
-            for variable, value in pairs:
-                variable.assign(value, read_value=False)
+            for part, state in changed:
+                self.memory.remember(part, state)
             return tf.constant(True)
 
         tf.cond(is_finite, remember, lambda: tf.constant(False))

@@ -22,6 +22,7 @@ from hvdsync.sync.buckets import (
     plan_buckets,
 )
 from hvdsync.sync.compression.exchange import BucketCompressor, Part
+from hvdsync.sync.compression.memory import Memory
 from hvdsync.sync.tensorflow_exchange import Exchanges, allreduce, bytes_of
 from hvdsync.sync.tensorflow_gradients import (
     GradientKinds,
@@ -94,6 +95,8 @@ class GraphReducer:
         self._exchanges: Exchanges | None = None
         if isinstance(compression, BucketCompressor) and op in (hvd.Average, hvd.Sum):
             self._exchanges = Exchanges(tf, hvd, compression, self.process_set)
+        # There is nothing for AutoGraph to convert, which takes it seconds.
+        self._unconverted = tf.autograph.experimental.do_not_convert(self._reduce)
         clock.include(self)
         # Weak: a tape's reducer outlives the variables that were trained.
         self._last: tuple[list[weakref.ref[Any]], bool] | None = None
@@ -110,6 +113,11 @@ class GraphReducer:
         # Asked at every step; the variable's own way takes five times as long.
         read = self._tf.raw_ops.ReadVariableOp
         return float(read(resource=self._waited.handle, dtype=self._tf.float64).numpy())
+
+    @property
+    def memory(self) -> Memory | None:
+        """What a compressor remembers of the gradients; None where there is no such compressor."""
+        return None if self._exchanges is None else self._exchanges.memory
 
     @property
     def sent_bytes(self) -> int:
@@ -144,7 +152,7 @@ class GraphReducer:
         gradients = list(gradients)
         if not self.active or not gradients:
             return gradients
-        return self._reduce(gradients, sources, local, scale_local, None)
+        return list(self._unconverted(gradients, sources, local, scale_local, None))
 
     def reduce_and_look(
         self,
@@ -170,7 +178,7 @@ class GraphReducer:
             if there:
                 look.at(there, [_tensor(gradients[i]) for i in there])
             return gradients, look.flag, look.table
-        *reduced, flag, table = self._reduce(gradients, sources, local, scale_local, bad_loss)
+        *reduced, flag, table = self._unconverted(gradients, sources, local, scale_local, bad_loss)
         return reduced, flag, table
 
     def _reduce(

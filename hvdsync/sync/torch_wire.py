@@ -155,7 +155,7 @@ class Wire:
 
     def step_is_done(self) -> None:
         """All tensors of a step have been received."""
-        self.memory.steps += 1
+        self.memory.count_step()
 
     def reduce_sparse(self, gradient: Any, like: Any, name: str) -> Any | None:
         """Sum or average of sparse gradients: indices and values of all ranks are gathered.

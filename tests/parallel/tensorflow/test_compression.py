@@ -135,7 +135,7 @@ def test_what_arrived_and_what_is_kept_are_all_gradients(name, op, compiled):
     for found, expected in zip(arrived[1:], wanted[1:], strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     reducer = _reducer_of_the_last_tape()
-    (memory,) = reducer._exchanges._memories.values()
+    memory = reducer.memory
     (state,) = (s for n, s in memory._states.items() if n.endswith(f".{large}"))
     kept = hvd.allreduce(tf.identity(state["error"]), op=op).numpy().reshape(lost.shape)
     np.testing.assert_allclose(kept, lost, rtol=1e-3, atol=1e-4)
@@ -153,7 +153,7 @@ def test_a_step_that_a_guard_skips_is_not_remembered(name):
     model, optimizer, step = optimizing(name, guard=hvd.Guard(on_nonfinite="skip"))
     ((x, y),) = batches(1)
     step(*map(tf.constant, shard(x, y)))
-    (memory,) = optimizer._sharing.reducer._exchanges._memories.values()
+    memory = optimizer._sharing.reducer.memory
     remembered = [v for state in memory._states.values() for v in state.values()]
     assert remembered
     weights, before = values(model.variables), values(remembered)
