@@ -202,13 +202,15 @@ def test_a_closure_is_reduced_and_its_loss_averaged():
     assert_equal_parameters(model, expected)
 
 
-def test_half_precision_on_the_wire_averages_within_its_precision():
-    (model, _), (expected, _) = distributed(compression=hvd.Compression.fp16), alone()
+@pytest.mark.parametrize(("name", "precision"), [("fp16", 5e-3), ("bf16", 2e-2)])
+def test_half_the_bits_on_the_wire_average_within_their_precision(name, precision):
+    compression = hvd.Compression.named(name)
+    (model, _), (expected, _) = distributed(compression=compression), alone()
     x = batch(0)
     mean_loss(model, *shard(x)).backward()
     mean_loss(expected, x).backward()
     torch.testing.assert_close(
-        model.last.weight.grad, expected.last.weight.grad, rtol=5e-3, atol=1e-4
+        model.last.weight.grad, expected.last.weight.grad, rtol=precision, atol=precision / 50
     )
     assert model.last.weight.grad.dtype == torch.float32
 
