@@ -21,6 +21,7 @@ COMMANDS = {
     "doctor": "hvdsync.tools.doctor:command",
     "data": "hvdsync.tools.data:command",
     "checkpoint": "hvdsync.tools.checkpoint:command",
+    "bench": "hvdsync.tools.bench:command",
 }
 
 
