@@ -94,8 +94,8 @@ class SharedUpdates:
 
     def synchronize_replicas(self) -> None:
         """Make all state equal on all ranks; collective, whatever steps each has made."""
-        if self.shared is None:
-            return
+        if self.shared is None or self._is_outdated:
+            return  # all have what they were given, and no step has been made from there
         self._copy_in()
         moved = self.shared.agree()
         self._copy_out()

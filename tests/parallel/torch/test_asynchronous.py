@@ -168,6 +168,7 @@ def test_a_checkpoint_is_of_one_model_and_training_goes_on_from_it(mpi, shared_p
     saved = copy.deepcopy(model.state_dict())
     train(model, optimizer, hvd.rank(), 2)
     checkpoint.restore(model=model, optimizer=optimizer)
+    optimizer.synchronize_replicas()
     torch.testing.assert_close(model.state_dict(), saved, rtol=0, atol=0)
     # The same step on every rank, and on one process that goes on from the same files.
     alone = Net()
