@@ -27,7 +27,7 @@ def show(measured: Measured, console: Console | None = None) -> None:
         f"each of its own. Medians of {settings.rounds} round(s), in which rules took turns."
     )
     table = Table()
-    table.add_column("update rule")
+    table.add_column("update rule", no_wrap=True)
     for title in (
         "steps per minute",
         "ratio",
