@@ -33,6 +33,7 @@ from hvdsync.keras.probe import CorruptionProbe
 from hvdsync.keras.runtime import init, shutdown
 from hvdsync.keras.sync_batch_norm import SyncBatchNormalization
 from hvdsync.keras.uneven import even_batches
+from hvdsync.sync.compression.memory import ErrorFeedback
 from hvdsync.sync.schedule import scale_learning_rate, warmup
 
 _hvd = _backend.hvd

@@ -15,6 +15,7 @@ from hvdsync.guard.torch_nonfinite import ListVerdict, TorchVerdict
 from hvdsync.sync.accumulation import ListAccumulation
 from hvdsync.sync.buckets import group_positions
 from hvdsync.sync.compression import torch_compression
+from hvdsync.sync.compression.memory import Memory
 from hvdsync.sync.torch_reducer import ListReducer
 from hvdsync.sync.torch_wire import Wire
 
@@ -58,6 +59,11 @@ class _TorchReducer:
     def waited_seconds(self) -> float:
         """Seconds of communication that no computation hid."""
         return self._wire.waited_seconds
+
+    @property
+    def memory(self) -> Memory:
+        """What a compressor remembers of the gradients."""
+        return self._wire.memory
 
     @property
     def sent_bytes(self) -> int:

@@ -53,8 +53,7 @@ class Exchanges:
 
     def end(self) -> None:
         """All gradients of a step are reduced."""
-        if self._compressor.start_step:
-            self.memory.count_step()
+        self.memory.count_step()
 
     def mean(
         self,

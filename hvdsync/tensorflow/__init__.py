@@ -56,6 +56,7 @@ from hvdsync.comm.verbs import *  # noqa: E402
 from hvdsync.data.sampler import DistributedSampler  # noqa: E402
 from hvdsync.data.tf_dataset import shard  # noqa: E402
 from hvdsync.guard.stragglers import Stragglers  # noqa: E402
+from hvdsync.sync.compression.memory import ErrorFeedback  # noqa: E402
 from hvdsync.sync.schedule import scale_learning_rate, warmup  # noqa: E402
 from hvdsync.tensorflow import elastic  # noqa: E402
 from hvdsync.tensorflow.checkpoint import Checkpoint, RandomState  # noqa: E402

@@ -12,6 +12,7 @@ from hvdsync.data.sampler import DistributedSampler
 from hvdsync.errors import LaunchError
 from hvdsync.guard.stragglers import Stragglers
 from hvdsync.guard.watch import limit, watch
+from hvdsync.sync.compression.memory import ErrorFeedback
 from hvdsync.sync.schedule import scale_learning_rate, warmup
 from hvdsync.sync.update_rules import Asynchronous, DiLoCo, LocalSGD, Synchronous
 from hvdsync.torch import elastic

@@ -14,6 +14,7 @@ from horovod.common.exceptions import HorovodInternalError
 from hvdsync.errors import HvdsyncError
 from hvdsync.guard.torch_nonfinite import TorchVerdict
 from hvdsync.sync.buckets import group_positions
+from hvdsync.sync.compression.memory import Memory
 from hvdsync.sync.torch_reducer import FlatBucket, make_flat_buckets
 from hvdsync.sync.torch_wire import Wire
 from hvdsync.torch.passes import PassReducer, when_backward_is_done
@@ -65,6 +66,11 @@ class GradientReducer(PassReducer):
     def waited_seconds(self) -> float:
         """Seconds in which training stood still for communication so far."""
         return 0.0 if self.wire is None else self.wire.waited_seconds
+
+    @property
+    def memory(self) -> Memory | None:
+        """What a compressor remembers of the gradients; None where nothing travels."""
+        return None if self.wire is None else self.wire.memory
 
     @property
     def sent_bytes(self) -> int:

@@ -34,6 +34,15 @@ class TensorFlowArrays:
         with self._tf.init_scope():
             return self._tf.Variable(0, dtype=self._tf.int64, trainable=False, name="steps")
 
+    def like(self, array: np.ndarray, other: Any) -> Any:
+        """An array, which can be assigned."""
+        return array
+
+    def to_numpy(self, x: Any) -> np.ndarray:
+        """A variable's value."""
+        array: np.ndarray = x.numpy()
+        return array
+
     def dtype(self, x: Any) -> str:
         return str(x.dtype.name)
 

@@ -28,6 +28,15 @@ class TorchArrays:
         """A number to count with."""
         return 0
 
+    def like(self, array: np.ndarray, other: Any) -> Any:
+        """An array as a tensor, on the device of another."""
+        return self.variable(array, other)
+
+    def to_numpy(self, x: Any) -> np.ndarray:
+        """A tensor as an array."""
+        array: np.ndarray = x.cpu().numpy()
+        return array
+
     def dtype(self, x: Any) -> str:
         return str(x.dtype).removeprefix("torch.")
 

@@ -201,3 +201,32 @@ def test_combinations_without_sense_are_refused():
             keras.optimizers.SGD(0.1, momentum=0.9),
             compression=hvd.Compression.topk(0.1, momentum=0.9),
         )
+
+
+@pytest.mark.parametrize("name", ["onebit", "powersgd:2,2"])
+def test_a_run_from_a_checkpoint_comes_to_the_bits_of_one_that_did_not_stop(name, shared_path):
+    def begin():
+        keras.backend.clear_session()
+        return optimizing(name)
+
+    def train(step, steps):
+        for x, y in batches(steps):
+            step(*map(tf.constant, shard(x, y)))
+
+    model, optimizer, step = begin()
+    train(step, 3)
+    with hvd.Checkpoint(shared_path) as checkpoint:
+        feedback = hvd.ErrorFeedback(optimizer)
+        checkpoint.save(3, model=model, optimizer=optimizer, feedback=feedback)
+    train(step, 3)
+    expected = values(model.variables)
+    # One that has met its tensors, and one that has not.
+    for steps_before in (1, 0):
+        model, optimizer, step = begin()
+        train(step, steps_before)
+        with hvd.Checkpoint(shared_path) as checkpoint:
+            feedback = hvd.ErrorFeedback(optimizer)
+            checkpoint.restore(model=model, optimizer=optimizer, feedback=feedback)
+        train(step, 3)
+        for found, wanted in zip(values(model.variables), expected, strict=True):
+            np.testing.assert_array_equal(found, wanted)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import hvdsync.torch as hvd
+from hvdsync import errors as hvd_errors
 from tests.parallel.ranks import shard
 from tests.parallel.torch.helpers import assert_equal_on_all_ranks, plain_copy
 
@@ -237,3 +238,36 @@ def test_combinations_without_sense_are_refused(options, reason):
 def test_a_single_collective_refuses_what_remembers():
     with pytest.raises(ValueError, match="give it to DistributedOptimizer or distribute"):
         hvd.allreduce(torch.ones(3), compression=hvd.Compression.onebit)
+
+
+@pytest.mark.parametrize("name", ["onebit", "topk:0.05,0.9", "powersgd:2,4"])
+def test_a_run_from_a_checkpoint_comes_to_the_bits_of_one_that_did_not_stop(name, shared_path):
+    def save(model, optimizer, step):
+        with hvd.Checkpoint(shared_path) as checkpoint:
+            feedback = hvd.ErrorFeedback(optimizer)
+            checkpoint.save(step, model=model, optimizer=optimizer, feedback=feedback)
+
+    model, optimizer = distributed(name)
+    train(model, optimizer, 3)
+    save(model, optimizer, 3)
+    train(model, optimizer, 3)
+    expected = [p.detach().clone() for p in model.parameters()]
+    # One that has met its tensors, and one that has not.
+    for steps_before in (2, 0):
+        model, optimizer = distributed(name)
+        train(model, optimizer, steps_before)
+        with hvd.Checkpoint(shared_path) as checkpoint:
+            feedback = hvd.ErrorFeedback(optimizer)
+            checkpoint.restore(model=model, optimizer=optimizer, feedback=feedback)
+        train(model, optimizer, 3)
+        for found, wanted in zip(model.parameters(), expected, strict=True):
+            assert torch.equal(found, wanted)
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_what_another_compressor_remembered_is_refused():
+    saved = hvd.ErrorFeedback(distributed("onebit")[1]).state_dict()
+    with pytest.raises(
+        hvd_errors.CheckpointError, match=r"of compression OneBit\(\), expected Top"
+    ):
+        hvd.ErrorFeedback(distributed("topk:0.1")[1]).load_state_dict(saved)
