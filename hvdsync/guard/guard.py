@@ -119,8 +119,22 @@ class Guard:
         self, rows: np.ndarray, tensors: Sequence[nonfinite.Watched], step: int
     ) -> bool:
         """As :meth:`_judge`; the error is kept for :meth:`_raise_pending` if that is called."""
+        return self._keep(lambda: self._judge(rows, tensors, step))
+
+    def _judge_meeting_and_keep(
+        self, rows: np.ndarray, tensors: Sequence[nonfinite.Watched], step: int
+    ) -> bool:
+        """As :meth:`_judge_meeting`; the error is kept for :meth:`_raise_pending` likewise."""
+
+        def judge() -> bool:
+            self._judge_meeting(rows, tensors, step)
+            return True
+
+        return self._keep(judge)
+
+    def _keep(self, judge: Callable[[], bool]) -> bool:
         try:
-            return self._judge(rows, tensors, step)
+            return judge()
         except NonFiniteGradient as error:
             if not self._raises_later or self._pending is not None:
                 raise
@@ -192,7 +206,7 @@ class Guard:
         self,
         list_entries: Callable[[], Sequence[Entry]],
         spread: Callable[[int], None],
-        may_differ: bool = False,
+        may_differ: Callable[[], bool] = lambda: False,
     ) -> bool:
         """Count a call; see :meth:`_compare`."""
         return self._compare(self._calls.next(), list_entries, spread, may_differ)
@@ -202,7 +216,7 @@ class Guard:
         step: int,
         list_entries: Callable[[], Sequence[Entry]],
         spread: Callable[[int], None],
-        may_differ: bool = False,
+        may_differ: Callable[[], bool] = lambda: False,
     ) -> bool:
         """Compare if this step is due for it; True when ``spread(source)`` mended replicas.
 
@@ -210,7 +224,7 @@ class Guard:
         ``may_differ``, alike on all ranks, a comparison waits until they meet.
         """
         self._comparison_is_due |= step % self.every == 0
-        if not self._comparison_is_due or may_differ or world.current().size == 1:
+        if not self._comparison_is_due or world.current().size == 1 or may_differ():
             return False
         self._comparison_is_due = False
 

@@ -21,4 +21,5 @@ class KerasGuard(guard.Guard):
         return self._check(
             lambda: keras_state.list_entries(model, optimizer),
             lambda root: keras_state.spread(root, model, optimizer),
+            lambda: keras_state.is_nothing_equal(model, optimizer),
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hvdsync.guard import replicas
 from hvdsync.guard.fingerprints import Entry, array_entry, kind_of, plain_entry
 from hvdsync.sync.keras_optimizer import sharing_of
 from hvdsync.sync.tensorflow_gradients import name_of
@@ -21,23 +22,52 @@ def spread(root: int, model: Any, optimizer: Any) -> None:
 
     Raises :class:`RankMismatch` on every rank when shapes or dtypes differ.
     """
-    of_model, of_optimizer = shared_variables(model, optimizer)
+    of_model, of_optimizer = equal_variables(model, optimizer)
     broadcast_through_host([*of_model, *of_optimizer], root)
 
 
 def list_entries(model: Any, optimizer: Any) -> list[Entry]:
-    """The variables of :func:`shared_variables` and the learning rate, found by their positions.
+    """The variables of :func:`equal_variables` and the learning rate, found by their positions.
 
     Not by their names: Keras counts layers up, on a rank that made another model before too.
     """
-    parts = shared_variables(model, optimizer)
+    parts = equal_variables(model, optimizer)
     entries = [*entries_of("model", parts[0]), *entries_of("optimizer", parts[1])]
     optimizer = _optimizer_of(model, optimizer)
     rate = getattr(optimizer, "learning_rate", None)
+    steps = _local_steps_of(optimizer)
+    if steps is not None and not steps.is_all_equal:
+        return entries
     if rate is not None and not any(rate is variable for variable in parts[1]):
         # Of a schedule, which has no variable.
         entries.append(plain_entry("optimizer.learning_rate", float(_value(rate))))
     return entries
+
+
+def refuse_between_meetings(model: Any, optimizer: Any) -> None:
+    """Raise ``HvdsyncError`` where replicas are not meant to be equal, since ranks train alone."""
+    steps = _local_steps_of(_optimizer_of(model, optimizer))
+    if steps is not None and not steps.replicas_equal:
+        raise replicas.between_meetings()
+
+
+def is_nothing_equal(model: Any, optimizer: Any) -> bool:
+    """Whether no variable is meant to be equal on all ranks now."""
+    steps = _local_steps_of(_optimizer_of(model, optimizer))
+    return steps is not None and not steps.is_all_equal and not steps.equal_variables()
+
+
+def equal_variables(model: Any, optimizer: Any) -> tuple[list[Any], list[Any]]:
+    """As :func:`shared_variables`; where ranks take steps alone, those that have met just now."""
+    steps = _local_steps_of(_optimizer_of(model, optimizer))
+    if steps is None or steps.is_all_equal:
+        return shared_variables(model, optimizer)
+    return steps.equal_variables(), []
+
+
+def _local_steps_of(optimizer: Any) -> Any:
+    sharing = None if optimizer is None else sharing_of(optimizer)
+    return None if sharing is None else sharing.local_steps
 
 
 def entries_of(part: str, variables: Sequence[Any]) -> list[Entry]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from hvdsync.comm import trees, verbs, world
 from hvdsync.comm.comparison import listed
-from hvdsync.errors import ReplicaMismatch
+from hvdsync.errors import HvdsyncError, ReplicaMismatch
 from hvdsync.guard.fingerprints import DIGEST_BYTES, Entry, Fingerprint, combine, fingerprint
 
 _ABSENT = "none"
@@ -81,6 +81,15 @@ def check(list_entries: Callable[[], Sequence[Entry]]) -> None:
     difference = compare(list_entries)
     if difference is not None:
         raise mismatch(difference)
+
+
+def between_meetings() -> HvdsyncError:
+    """The error of a comparison while an update rule lets replicas differ; alike on all ranks."""
+    return HvdsyncError(
+        f"rank {verbs.rank()} of {verbs.size()}: replicas are not meant to be equal now, since "
+        "each rank takes steps alone between two meetings; call optimizer.synchronize_replicas() "
+        "before they are compared"
+    )
 
 
 def mismatch(difference: Difference) -> ReplicaMismatch:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hvdsync.comm import verbs
 from hvdsync.guard import nonfinite
 from hvdsync.guard.fingerprints import kind_of
 from hvdsync.guard.guard import Guard
@@ -145,7 +146,7 @@ class GraphVerdict:
     ) -> Any:
         tf, hvd = self._tf, self._hvd
         seen, nan, inf = self._count_input()
-        rank = hvd.rank_op() if reducer.active else 0
+        rank = hvd.rank_op() if reducer.active else verbs.rank()
         header = [rank, int(seen), nan, inf, loss]
         zero = tf.zeros([2], tf.int64)
         after = [
@@ -189,6 +190,38 @@ class GraphVerdict:
         while graph is not None and graph is not value.graph:
             graph = getattr(graph, "outer_graph", None)
         return graph is not None
+
+
+def judge_meeting(
+    tf: ModuleType,
+    guard: Guard,
+    reducer: Any,
+    label: str,
+    variables: Sequence[Any],
+    own: Sequence[Any],
+    met: Sequence[Any],
+    step: Any,
+) -> Any:
+    """Whether what comes of ranks' variables when replicas meet is to be used, as part of a graph.
+
+    See :func:`hvdsync.guard.torch_nonfinite.judge_meeting`.
+    """
+    watched = [nonfinite.Watched(name_of(v), kind_of(v), math.prod(v.shape)) for v in variables]
+
+    def judge(rows: np.ndarray, step: np.ndarray) -> np.ndarray:
+        return np.array(guard._judge_meeting_and_keep(rows, watched, int(step)))
+
+    def judged() -> Any:
+        counts = [tf.stack([_count(tf, tensor) for tensor in tensors]) for tensors in (own, met)]
+        after = tf.reduce_sum(counts[1], 1, keepdims=True)
+        columns = tf.reshape(tf.concat([counts[0], after], 1), [-1])
+        header = tf.constant([verbs.rank(), 0, 0, 0, 0], tf.int64)
+        row = tf.concat([header, columns], 0)[None]
+        rows = reducer.gather(row, f"{label}.nonfinite") if reducer.active else row
+        return tf.ensure_shape(tf.numpy_function(judge, [rows, step], tf.bool), [])
+
+    bad = [_count(tf, tensor) for tensor in met]
+    return tf.cond(tf.reduce_any(tf.stack(bad) > 0), judged, lambda: tf.constant(True))
 
 
 def _count(tf: ModuleType, tensor: Any) -> Any:

@@ -17,6 +17,7 @@ from hvdsync.sync.accumulation import GraphAccumulation
 from hvdsync.sync.compression import tensorflow_compression
 from hvdsync.sync.elastic import tensorflow_lost_rank
 from hvdsync.sync.tensorflow_gradients import variable_of
+from hvdsync.sync.tensorflow_local_steps import GraphLocalSteps
 from hvdsync.sync.tensorflow_reducer import GraphReducer
 from hvdsync.sync.tensorflow_reducer import sum_over_ranks as _sum_over_ranks
 
@@ -54,6 +55,11 @@ def make_reducer(
         sparse_as_dense=sparse_as_dense,
         groups=groups,
     )
+
+
+def make_local_steps(reducer: Any, rule: Any, trained: Any, share_state: Any) -> Any:
+    """Steps that each rank takes alone."""
+    return GraphLocalSteps(tf, rule, reducer, trained, share_state)
 
 
 def make_verdict(guard: Any) -> Any:

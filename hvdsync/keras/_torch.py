@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,10 @@ from hvdsync.sync.accumulation import ListAccumulation
 from hvdsync.sync.buckets import group_positions
 from hvdsync.sync.compression import torch_compression
 from hvdsync.sync.compression.memory import Memory
+from hvdsync.sync.keras_local_steps import ShareState, TorchVariableSteps, Trained
 from hvdsync.sync.torch_reducer import ListReducer
 from hvdsync.sync.torch_wire import Wire
+from hvdsync.sync.update_rules import LocalRule
 
 FRAMEWORK = "torch"
 hvd = _horovod.load(FRAMEWORK)
@@ -45,10 +48,13 @@ class _TorchReducer:
             else [[self.key(variable) for variable in group] for group in groups]
         )
         self._reducers: dict[tuple[bool, ...], ListReducer] = {}
+        self._is_silent = False
 
     @property
     def active(self) -> bool:
         """Whether more than one rank takes part, this one among them."""
+        if self._is_silent:
+            return False
         if not world.is_active():
             world.current()  # raises when a launcher started several ranks
             return False
@@ -79,6 +85,20 @@ class _TorchReducer:
     def process_set(self) -> Any:
         """The ranks that take part."""
         return self._wire.process_set
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Context in which gradients are reduced over this rank alone, and nothing travels."""
+        self._is_silent = True
+        try:
+            yield
+        finally:
+            self._is_silent = False
+
+    def steps_of(self, rule: LocalRule, trained: Trained, share: ShareState) -> TorchVariableSteps:
+        """Steps that each rank takes alone; meetings travel as gradients do."""
+        wire = self._wire if self.active else None
+        return TorchVariableSteps(torch, rule, wire, trained, share)
 
     def key(self, variable: Any) -> Hashable:
         """Identity of a variable."""
@@ -158,6 +178,11 @@ def make_reducer(
         process_set=process_set,
     )
     return _TorchReducer(wire, groups)
+
+
+def make_local_steps(reducer: Any, rule: Any, trained: Any, share_state: Any) -> Any:
+    """Steps that each rank takes alone."""
+    return reducer.steps_of(rule, trained, share_state)
 
 
 def make_verdict(guard: Any) -> Any:

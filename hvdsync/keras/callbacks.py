@@ -22,6 +22,8 @@ from hvdsync.keras.guard_callback import GuardCallback
 from hvdsync.keras.preemption import PreemptionCallback
 from hvdsync.keras.probe_callback import CorruptionProbeCallback
 from hvdsync.keras.straggler_callback import StragglerCallback
+from hvdsync.sync.keras_local_steps import statistics_among
+from hvdsync.sync.keras_optimizer import sharing_of
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +97,12 @@ class BroadcastGlobalVariablesCallback(DistributedCallback):
         if optimizer is not None and not optimizer.built:
             optimizer.build(self.model.trainable_variables)
         shared = [v for v in self.model.variables if id(getattr(v, "_value", v)) not in self._local]
+        local_steps = getattr(sharing_of(optimizer), "local_steps", None)
+        if local_steps is not None:
+            local_steps.statistics = statistics_among(
+                [v for v in self.model.weights if id(getattr(v, "_value", v)) not in self._local],
+                self.model.trainable_variables,
+            )
         broadcast_variables(
             [*shared, *(optimizer.variables if optimizer is not None else ())], self.root_rank
         )

@@ -9,6 +9,7 @@ import keras
 from hvdsync.checkpoint import checkpoint, keras_randomness, randomness
 from hvdsync.checkpoint.codec import Codec
 from hvdsync.checkpoint.keras_codec import KerasCodec
+from hvdsync.checkpoint.rule_codec import RuleCodec
 
 
 class Checkpoint(checkpoint.Checkpoint):
@@ -21,7 +22,7 @@ class Checkpoint(checkpoint.Checkpoint):
 
     @staticmethod
     def _make_codec() -> Codec:
-        return KerasCodec(keras)
+        return RuleCodec(KerasCodec(keras))
 
 
 class RandomState(randomness.RandomState):

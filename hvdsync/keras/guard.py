@@ -24,6 +24,7 @@ def check_replicas(model: Any, optimizer: Any = None, *, ignore: Sequence[str] =
     rank, naming the first variable that differs, the ranks that differ from the majority, and by
     how much. With one rank it returns at once.
     """
+    keras_state.refuse_between_meetings(model, optimizer)
     replicas.check(lambda: without(keras_state.list_entries(model, optimizer), ignore))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from hvdsync.comm import launch, world
 from hvdsync.comm.comparison import noted, require_equal
 from hvdsync.keras._backend import backend
 from hvdsync.keras.guard import Guard
+from hvdsync.sync.keras_local_steps import follow_rule, local_rule
 from hvdsync.sync.keras_optimizer import Sharing, distribute_optimizer, with_loss_scaling
 from hvdsync.sync.options import (
     check_combination,
@@ -44,6 +46,7 @@ def DistributedOptimizer(
     process_set: Any = hvd.global_process_set,
     scale_local_gradients: bool = True,
     *,
+    update: Any = None,
     guard: Guard | None = None,
 ) -> Any:
     """The optimizer, with gradients reduced over ranks before they are applied (Horovod's).
@@ -62,6 +65,9 @@ def DistributedOptimizer(
         num_groups, groups: a number of groups, or lists of variables that travel together.
         process_set: ranks among which gradients are reduced.
         scale_local_gradients: divide gradients of local variables by the number of ranks.
+        update: the update rule: None or ``Synchronous()``; or ``LocalSGD(period)`` or
+            ``DiLoCo(period)``, by which each rank takes steps alone, and variables meet every so
+            many.
         guard: judges gradients before each update; see ``on_nonfinite`` of :class:`Guard`.
 
     Clipping, gradient accumulation, moving averages and loss scaling of the optimizer work on
@@ -78,6 +84,15 @@ def DistributedOptimizer(
         passes=backward_passes_per_step,
     )
     check_compression(compression, elastic=launch.is_elastic(), momentum=momentum_of(optimizer))
+    rule = local_rule(
+        check_combination(
+            update,
+            compression=compression,
+            averages=op == hvd.Average,
+            everyone=process_set is hvd.global_process_set,
+            elastic=launch.is_elastic(),
+        )
+    )
     reducer = backend.make_reducer(
         name or f"Distributed{type(optimizer).__name__}",
         compression=compression,
@@ -94,7 +109,10 @@ def DistributedOptimizer(
         )
     verdict = None if guard is None else backend.make_verdict(guard)
     sharing = Sharing(reducer, accumulation, scale_local_gradients, verdict=verdict)
-    return distribute_optimizer(keras, with_loss_scaling(keras, optimizer), sharing)
+    distributed = distribute_optimizer(keras, with_loss_scaling(keras, optimizer), sharing)
+    if rule is not None:
+        follow_rule(distributed, functools.partial(backend.make_local_steps, reducer, rule))
+    return distributed
 
 
 def PartialDistributedOptimizer(
@@ -159,7 +177,12 @@ def distribute(
     Arguments:
         optimizer: a ``keras.optimizers.Optimizer``.
         engine: ``"horovod"``.
-        update: None, for synchronous gradient averaging.
+        update: the update rule. None, or ``Synchronous()``, averages gradients before each update.
+            With ``LocalSGD(period)`` and ``DiLoCo(period)`` each rank takes steps alone, and
+            replicas meet every so many: see docs/update-rules.md. The statistics of a model meet
+            with its weights where ``fit`` has a ``BroadcastGlobalVariablesCallback``.
+            ``optimizer.replicas_equal`` says whether replicas are equal,
+            ``optimizer.synchronize_replicas()`` makes them so.
         compression: what travels in place of gradients; see :class:`Compression`.
         accumulate: batches per update. Their gradients are averaged, and travel at the last;
             ``optimizer.iterations`` counts updates.
@@ -173,16 +196,16 @@ def distribute(
     is built, :class:`RankMismatch` on every rank when options or variables differ between ranks.
     """
     check_engine(engine)
-    if check_combination(update) is not None:
-        raise ValueError(f"update is {update!r}; expected None or Synchronous()")
     if accumulate != 1:
         options.update(backward_passes_per_step=accumulate, average_aggregated_gradients=True)
-    distributed = DistributedOptimizer(optimizer, compression=compression, guard=guard, **options)
+    distributed = DistributedOptimizer(
+        optimizer, compression=compression, update=update, guard=guard, **options
+    )
     if guard is not None:
         options["on_nonfinite"] = guard.on_nonfinite
     if launch.is_elastic():
         return distributed
-    facts = option_facts(optimizer, compression=compression, **options)
+    facts = option_facts(optimizer, compression=compression, update=str(update), **options)
 
     def before_build(optimizer: Any, variables: Sequence[Any]) -> None:
         if world.current().size > 1:

@@ -8,9 +8,12 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any, Protocol
+
+import numpy as np
 
 from hvdsync.errors import HvdsyncError
 from hvdsync.sync.keras_disguise import saved_as
@@ -46,9 +49,41 @@ class Reducer(Protocol):
     def key(self, variable: Any) -> Hashable:
         """Identity of a variable."""
 
+    def silent(self) -> AbstractContextManager[None]:
+        """Context in which nothing travels."""
+
     @staticmethod
     def outside_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, such that a compiler of whole steps leaves it as it is."""
+
+
+class LocalTraining(Protocol):
+    """Steps of each rank alone: see ``hvdsync.sync.tensorflow_local_steps``."""
+
+    statistics: Sequence[Any]
+
+    def run(self, shared: Callable[[], Any], alone: Callable[[], Any], guard: Any = None) -> None:
+        """One step, of all ranks or of this one, and the meetings that are due."""
+
+    @property
+    def is_all_equal(self) -> bool:
+        """Whether all state is equal on all ranks now."""
+
+    @property
+    def replicas_equal(self) -> bool:
+        """Whether variables are equal on all ranks now."""
+
+    def equal_variables(self) -> list[Any]:
+        """The variables that are equal on all ranks now."""
+
+    def synchronize_replicas(self) -> None:
+        """Make all state equal on all ranks."""
+
+    def state(self) -> dict[str, np.ndarray]:
+        """What the rule remembers, by name."""
+
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take up what :meth:`state` gave; an empty one begins anew."""
 
 
 class Accumulation(Protocol):
@@ -84,7 +119,8 @@ class Sharing:
 
     ``before_build(optimizer, variables)`` is called when the optimizer gets to know its variables,
     before it makes slots from them. ``verdict`` is a guard's, or None; without
-    one, ``verdict_of_fit`` is that of a callback's guard.
+    one, ``verdict_of_fit`` is that of a callback's guard. ``local_steps`` may be set to what has
+    each rank take steps alone.
     """
 
     def __init__(
@@ -101,6 +137,7 @@ class Sharing:
         self.before_build = before_build
         self.verdict = verdict
         self.verdict_of_fit: Verdict | None = None
+        self.local_steps: LocalTraining | None = None
         self.local: set[Hashable] = set()
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -210,6 +247,25 @@ def _distributed_class(base: Any, outside_compiler: Callable[..., Any]) -> Any:
             self._sharing.local.add(self._sharing.reducer.key(var))
 
         @property
+        def replicas_equal(self) -> bool:
+            """Whether variables are equal on all ranks now, which local steps leave them not to be.
+
+            The same on all ranks; nothing travels.
+            """
+            steps = self._sharing.local_steps
+            return steps is None or steps.replicas_equal
+
+        def synchronize_replicas(self) -> None:
+            """Make all state equal on all ranks, where local steps left it not to be.
+
+            An early meeting of what has not just met; then all ranks get the optimizer state of
+            rank 0. To be called before evaluation, outside of functions; ``Checkpoint.save`` does
+            so itself. Collective, and nothing travels where gradients are averaged.
+            """
+            if self._sharing.local_steps is not None:
+                self._sharing.local_steps.synchronize_replicas()
+
+        @property
         def waited_seconds(self) -> float:
             """Seconds of communication that no computation hid, over all steps."""
             return self._sharing.reducer.waited_seconds
@@ -251,7 +307,8 @@ def _apply(base: Any, optimizer: Any, grads: Any, trainable_variables: Any) -> A
     verdict = sharing.verdict or sharing.verdict_of_fit
     if getattr(optimizer, "inner_optimizer", None) is not None:
         verdict = None  # a loss scaler judges the reduced gradients itself, and makes use of it
-    passes_on = sharing.accumulation is None and not sharing.reducer.active
+    steps = sharing.local_steps
+    passes_on = sharing.accumulation is None and not sharing.reducer.active and steps is None
     if passes_on and (verdict is None or not grads):
         return base.apply(optimizer, grads, trainable_variables)
     if not grads:
@@ -274,13 +331,25 @@ def _apply(base: Any, optimizer: Any, grads: Any, trainable_variables: Any) -> A
     def apply(reduced: Sequence[Any]) -> None:
         base.apply(optimizer, reduced, trainable_variables)
 
-    def update(gradients: Sequence[Any]) -> None:
+    def shared(gradients: Sequence[Any]) -> None:
         if verdict is None:
             apply(sharing.reduce(gradients, variables))
         else:
             verdict.run(optimizer, sharing, gradients, variables, apply)
 
-    if not optimizer.built and (sharing.accumulation is not None or verdict is not None):
+    def alone(gradients: Sequence[Any]) -> None:
+        with sharing.reducer.silent():
+            shared(gradients)
+
+    def update(gradients: Sequence[Any]) -> None:
+        if steps is None:
+            shared(gradients)
+            return
+        guard = None if verdict is None else verdict.guard
+        steps.run(lambda: shared(gradients), lambda: alone(gradients), guard)
+
+    branches = sharing.accumulation is not None or verdict is not None or steps is not None
+    if not optimizer.built and branches:
         optimizer.build(variables)  # its variables cannot be made inside a branch
     if sharing.accumulation is None:
         return update(grads)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 import sys
 import weakref
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -101,6 +102,7 @@ class GraphReducer:
         # Weak: a tape's reducer outlives the variables that were trained.
         self._last: tuple[list[weakref.ref[Any]], bool] | None = None
         self._without_gradients: dict[Hashable, Callable[[], Any]] = {}
+        self._is_silent = False
 
     @property
     def waited_seconds(self) -> float:
@@ -127,6 +129,8 @@ class GraphReducer:
     @property
     def active(self) -> bool:
         """Whether anything travels: more than one rank in the process set, and this one in it."""
+        if self._is_silent:
+            return False
         if not world.is_active():
             world.current()  # raises when a launcher started several ranks
             return False
@@ -216,6 +220,38 @@ class GraphReducer:
             self._eager[signature] = function
         with failures.explained():
             return list(function(gradients, bad_loss))
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Context in which gradients are reduced over this rank alone, and nothing travels."""
+        self._is_silent = True
+        try:
+            yield
+        finally:
+            self._is_silent = False
+
+    def average(self, tensors: Sequence[Any], sources: Sequence[Any], label: str) -> list[Any]:
+        """The reduced tensors, one for each of ``sources``; in a graph.
+
+        ``label`` is the name of this exchange in the graph. All ranks have tensors of equal shapes.
+        """
+        result = list(tensors)
+        if self.active:
+            _refuse_xla(self.name)
+            self._reduce_dense(
+                result, list(reversed(range(len(result)))), None, f"{self.name}.{label}", None
+            )
+            self._count_waiting(list(tensors), result)
+        return result
+
+    def gather(self, tensor: Any, label: str) -> Any:
+        """The tensors of all ranks, concatenated along axis 0; in a graph."""
+        return self._hvd.allgather(
+            kept_from_folding(self._tf, tensor),
+            name=f"{self.name}.{label}",
+            ignore_name_scope=True,
+            process_set=self.process_set,
+        )
 
     def key(self, variable: Any) -> Hashable:
         """Identity of a variable, as ``local`` of :meth:`reduce` takes it."""

@@ -29,6 +29,7 @@ def check_replicas(model: Any, optimizer: Any = None, *, ignore: Sequence[str] =
     how much; and ``HvdsyncError`` inside a ``tf.function``. With one rank it returns at once.
     """
     _refuse_graphs()
+    keras_state.refuse_between_meetings(model, optimizer)
     replicas.check(lambda: without(keras_state.list_entries(model, optimizer), ignore))
 
 

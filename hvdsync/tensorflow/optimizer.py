@@ -5,6 +5,7 @@ Optimizers of TensorFlow 1 (``tf.compat.v1.train``) are handed on to Horovod's o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,13 @@ from hvdsync.comm import launch, world
 from hvdsync.comm.comparison import noted, require_equal
 from hvdsync.guard.tensorflow_nonfinite import GraphVerdict
 from hvdsync.sync.accumulation import GraphAccumulation
-from hvdsync.sync.keras_optimizer import Sharing, distribute_optimizer, with_loss_scaling
+from hvdsync.sync.keras_local_steps import follow_rule, local_rule, statistics_among
+from hvdsync.sync.keras_optimizer import (
+    Sharing,
+    distribute_optimizer,
+    sharing_of,
+    with_loss_scaling,
+)
 from hvdsync.sync.options import (
     check_combination,
     check_compression,
@@ -25,6 +32,7 @@ from hvdsync.sync.options import (
     momentum_of,
     option_facts,
 )
+from hvdsync.sync.tensorflow_local_steps import GraphLocalSteps
 from hvdsync.sync.tensorflow_reducer import GraphReducer
 from hvdsync.tensorflow.compression import Compression
 from hvdsync.tensorflow.functions import broadcast_variables
@@ -50,6 +58,7 @@ def DistributedOptimizer(
     process_set: Any = hvd.global_process_set,
     scale_local_gradients: bool = True,
     *,
+    update: Any = None,
     guard: Guard | None = None,
 ) -> Any:
     """The optimizer, with gradients reduced over ranks before they are applied (Horovod's).
@@ -63,6 +72,9 @@ def DistributedOptimizer(
             and applied; ``average_aggregated_gradients`` divides the sum by their number.
         compression, sparse_as_dense, op, gradient_predivide_factor, num_groups, groups,
         process_set, scale_local_gradients: as in :func:`DistributedGradientTape`.
+        update: the update rule: None or ``Synchronous()``; or ``LocalSGD(period)`` or
+            ``DiLoCo(period)``, by which each rank takes steps alone, and variables meet every so
+            many.
         guard: judges gradients before each update; see ``on_nonfinite`` of :class:`Guard`.
 
     The result shares all state with the optimizer given, and saves as its class. With one rank it
@@ -83,7 +95,21 @@ def DistributedOptimizer(
     )
     if op == hvd.Adasum and average_aggregated_gradients:
         raise ValueError("Adasum does not support average_aggregated_gradients == True")
+    rule = local_rule(
+        check_combination(
+            update,
+            compression=compression,
+            averages=op == hvd.Average,
+            everyone=process_set is hvd.global_process_set,
+            elastic=launch.is_elastic(),
+        )
+    )
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        if rule is not None:
+            raise ValueError(
+                f"update={type(rule).__name__} is for Keras optimizers, found "
+                f"{type(optimizer).__name__}"
+            )
         if guard is not None:
             raise ValueError(
                 f"a guard judges gradients of Keras optimizers, found {type(optimizer).__name__}"
@@ -120,7 +146,10 @@ def DistributedOptimizer(
         accumulation = GraphAccumulation(tf, backward_passes_per_step, average_aggregated_gradients)
     verdict = None if guard is None else GraphVerdict(tf, hvd, guard)
     sharing = Sharing(reducer, accumulation, scale_local_gradients, verdict=verdict)
-    return distribute_optimizer(keras, with_loss_scaling(keras, optimizer), sharing)
+    distributed = distribute_optimizer(keras, with_loss_scaling(keras, optimizer), sharing)
+    if rule is not None:
+        follow_rule(distributed, functools.partial(GraphLocalSteps, tf, rule, reducer))
+    return distributed
 
 
 def distribute(
@@ -147,7 +176,10 @@ def distribute(
             It must be built: its variables exist. It is given back itself.
         optimizer: a Keras optimizer over the model's variables.
         engine: ``"horovod"``.
-        update: None, for synchronous gradient averaging.
+        update: the update rule. None, or ``Synchronous()``, averages gradients before each update.
+            With ``LocalSGD(period)`` and ``DiLoCo(period)`` each rank takes steps alone, and
+            replicas meet every so many: see docs/update-rules.md. ``optimizer.replicas_equal``
+            then says whether they are equal, ``optimizer.synchronize_replicas()`` makes them so.
         compression: what travels in place of gradients; see :class:`Compression`.
         accumulate: calls of the optimizer per update. Their gradients are averaged, and travel at
             the last; ``optimizer.iterations`` counts updates.
@@ -161,8 +193,6 @@ def distribute(
     variables, and ``RankMismatch`` on every rank when models or options differ between ranks.
     """
     check_engine(engine)
-    if check_combination(update) is not None:
-        raise ValueError(f"update is {update!r}; expected None or Synchronous()")
     variables = list(getattr(model, "variables", model))
     if not variables:
         raise ValueError(
@@ -171,16 +201,24 @@ def distribute(
         )
     if accumulate != 1:
         options.update(backward_passes_per_step=accumulate, average_aggregated_gradients=True)
-    distributed = DistributedOptimizer(optimizer, compression=compression, guard=guard, **options)
+    distributed = DistributedOptimizer(
+        optimizer, compression=compression, update=update, guard=guard, **options
+    )
+    trainable = list(getattr(model, "trainable_variables", variables))
+    local_steps = getattr(sharing_of(distributed), "local_steps", None)
+    if local_steps is not None:
+        local_steps.statistics = statistics_among(variables, trainable)
     if guard is not None:
         options["on_nonfinite"] = guard.on_nonfinite
     if world.current().size > 1 and not launch.is_elastic():
         require_equal(
             "the optimizers",
-            {**option_facts(optimizer, compression=compression, **options), **noted()},
+            {
+                **option_facts(optimizer, compression=compression, update=str(update), **options),
+                **noted(),
+            },
             "Give every rank the same one, with equal options",
         )
-        trainable = list(getattr(model, "trainable_variables", variables))
         if not distributed.built:
             distributed.build(trainable)
         broadcast_variables([*variables, *distributed.variables], root_rank=0)

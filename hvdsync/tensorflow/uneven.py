@@ -75,6 +75,12 @@ def _nothing(policy: Policy, optimizer: Any) -> Callable[[], None]:
             "of which a rank without batches knows nothing; policy='pad' works with any number"
         )
 
+    if policy == "join" and sharing is not None and sharing.local_steps is not None:
+        raise ValueError(
+            "even_batches: policy='join' found an optimizer whose ranks take steps alone, of which "
+            "a rank without batches has none; policy='pad' and 'min' work with it"
+        )
+
     def step_with_nothing() -> None:
         assert sharing is not None
         sharing.reducer.repeat_with_nothing(optimizer.apply)  # type: ignore[attr-defined]

@@ -12,8 +12,6 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
-from hvdsync.comm import verbs
-from hvdsync.errors import HvdsyncError
 from hvdsync.guard import guard, replicas
 from hvdsync.guard.fingerprints import Entry, flatten, kind_of, plain_entry, without
 from hvdsync.sync.variables import refuse_different
@@ -50,11 +48,7 @@ def check_replicas(
     ``HvdsyncError`` is raised where replicas may differ. With one rank it returns at once.
     """
     if not getattr(optimizer, "replicas_equal", True):
-        raise HvdsyncError(
-            f"rank {verbs.rank()} of {verbs.size()}: replicas are not meant to be equal now, since "
-            "each rank takes steps alone between two meetings; call "
-            "optimizer.synchronize_replicas() before they are compared"
-        )
+        raise replicas.between_meetings()
     replicas.check(lambda: without(_entries(model, optimizer, scaler), ignore))
 
 
@@ -78,7 +72,7 @@ class Guard(guard.Guard):
         return self._check(
             lambda: _entries(model, optimizer, scaler),
             lambda root: _spread(root, model, optimizer, scaler),
-            _nothing_is_equal(optimizer),
+            lambda: _nothing_is_equal(optimizer),
         )
 
     def _attach(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -90,7 +84,7 @@ class Guard(guard.Guard):
                 steps.next(),
                 lambda: _entries(model, optimizer, None),
                 lambda root: _spread(root, model, optimizer, None),
-                _nothing_is_equal(optimizer),
+                lambda: _nothing_is_equal(optimizer),
             )
 
         optimizer.register_step_post_hook(after_step)

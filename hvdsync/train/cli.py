@@ -24,7 +24,7 @@ from hvdsync.comm import threads
 from hvdsync.comm.launch import LaunchInfo, detect
 from hvdsync.errors import HvdsyncError, NonFiniteGradient, ReplicaMismatch
 from hvdsync.sync.compression import parse as parse_compression
-from hvdsync.sync.options import check_compression
+from hvdsync.sync.options import check_combination, check_compression
 from hvdsync.train.agreement import AgreedError
 from hvdsync.train.chatter import without_greetings
 from hvdsync.train.config import TrainConfig
@@ -87,6 +87,16 @@ def _refuse(config: TrainConfig, launch: LaunchInfo) -> str:
         return (
             f"--engine ddp: DistributedDataParallel is PyTorch's own, found --framework "
             f"{config.framework}; give --framework torch, or --engine horovod"
+        )
+    try:
+        check_combination(config.rule, engine=config.engine, elastic=config.elastic)
+    except ValueError as error:
+        return f"--update {config.update}: {error}"
+    if config.update == "local-sgd" and config.compression != "none":
+        return (
+            f"--update local-sgd: weights themselves travel, and --compression "
+            f"{config.compression} would round away what a step changed in them; give --update "
+            "diloco, or --compression none"
         )
     if config.engine == "ddp" and launch.elastic:
         return "--engine ddp: its number of workers is fixed; start it with `horovodrun -np N ...`"

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from hvdsync.sync.update_rules import DiLoCo, LocalRule, LocalSGD, Synchronous
+
 MODEL, OPTIMIZER, WORKERS, OUTPUT = "Model and data", "Optimizer", "Workers", "Output"
 
 
@@ -115,6 +117,37 @@ class TrainConfig:
             "only, under [b]torchrun[/] too).",
             WORKERS,
         ),
+    )
+    update: Literal["synchronous", "local-sgd", "diloco"] = field(
+        default="synchronous",
+        metadata=about(
+            "When workers agree: average gradients at every step, or train alone and then average "
+            "the weights, or step with their differences.",
+            WORKERS,
+        ),
+    )
+    period: int = field(
+        default=16,
+        metadata=about(
+            "Steps that each worker takes alone ([b]local-sgd[/], [b]diloco[/]).",
+            WORKERS,
+            minimum=1,
+            metavar="STEPS",
+        ),
+    )
+    update_warmup: int = field(
+        default=0,
+        metadata=about(
+            "Synchronous steps before the first of those.", WORKERS, minimum=0, metavar="STEPS"
+        ),
+    )
+    outer_lr: float = field(
+        default=0.7,
+        metadata=about("Learning rate of the outer optimizer ([b]diloco[/]).", WORKERS, above=0),
+    )
+    outer_momentum: float = field(
+        default=0.9,
+        metadata=about("Nesterov momentum of the same.", WORKERS, minimum=0, below=1),
     )
     elastic: bool = field(
         default=False,
@@ -241,6 +274,15 @@ class TrainConfig:
     def momentum(self) -> float:
         """That of ``--optimizer momentum``; 0 for the others."""
         return 0.9 if self.optimizer == "momentum" else 0.0
+
+    @property
+    def rule(self) -> Synchronous | LocalRule:
+        """The update rule."""
+        if self.update == "local-sgd":
+            return LocalSGD(self.period, self.update_warmup)
+        if self.update == "diloco":
+            return DiLoCo(self.period, self.outer_lr, self.outer_momentum, self.update_warmup)
+        return Synchronous()
 
     @property
     def resumes(self) -> bool:

@@ -32,6 +32,7 @@ class KerasWorker(Worker):
         optimizer = hvd.distribute(
             make_optimizer(config),
             compression=hvd.Compression.named(config.compression),
+            update=config.rule,
             accumulate=config.accumulate,
         )
         cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -119,6 +120,9 @@ class KerasWorker(Worker):
 
     def draw_own_noise(self, step: int) -> None:
         seed_noise(self.model, self._seed, step)
+
+    def synchronize_replicas(self) -> None:
+        self.model.optimizer.synchronize_replicas()
 
     @property
     def waited_seconds(self) -> float:

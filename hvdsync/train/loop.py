@@ -16,6 +16,7 @@ from hvdsync.checkpoint.preemption import Preemption
 from hvdsync.comm import verbs
 from hvdsync.data.sampler import DistributedSampler
 from hvdsync.guard.stragglers import Stragglers
+from hvdsync.sync.update_rules import LocalRule
 from hvdsync.train.feed import Epoch, evaluation_share
 from hvdsync.train.keeper import Keeper, Position, own_sums
 from hvdsync.train.limits import TimeLimit
@@ -125,7 +126,7 @@ class Loop:
         def step_ended(passes: int) -> bool:
             nonlocal stopped
             position.step = first + passes // epoch.accumulate
-            stopped = self._is_to_stop()
+            stopped = self._may_stop_after(position.step) and self._is_to_stop()
             every = self._config.checkpoint_every
             due = every is not None and position.step % every == 0 and passes < epoch.passes
             if stopped or due:
@@ -161,6 +162,7 @@ class Loop:
         position.step = first + epoch.steps
 
         train = _over_ranks(trained)
+        self._worker.synchronize_replicas()
         test = self._evaluate()
         position.evaluated(test["accuracy"])
         # Ranks end an epoch at nearly, not exactly, the same time.
@@ -196,6 +198,13 @@ class Loop:
         self._resumed_from = self._worker.guard.steps_before = self._position.step
         self._sampler.load_state_dict(dict(start.data))
         self._worker.draw_own_noise(self._position.step)
+
+    def _may_stop_after(self, step: int) -> bool:
+        """Whether ranks meet after this step anyway: to ask is to wait for the slowest of them."""
+        rule = self._config.rule
+        if not isinstance(rule, LocalRule) or step <= rule.warmup_steps:
+            return True
+        return bool(rule.is_due(step, 0))
 
     def _is_to_stop(self) -> bool:
         if self._limit.reached():

@@ -38,6 +38,7 @@ class TensorFlowWorker(Worker):
             self.model,
             self.optimizer,
             compression=hvd.Compression.named(config.compression),
+            update=config.rule,
             accumulate=config.accumulate,
             guard=self.guard,
         )
@@ -131,6 +132,9 @@ class TensorFlowWorker(Worker):
 
     def draw_own_noise(self, step: int) -> None:
         seed_noise(self.model, self._seed, step)
+
+    def synchronize_replicas(self) -> None:
+        self.optimizer.synchronize_replicas()
 
     @property
     def waited_seconds(self) -> float:

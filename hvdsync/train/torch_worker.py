@@ -84,6 +84,7 @@ class TorchWorker(Worker):
             make_optimizer(config, model.parameters()),
             engine=config.engine,
             compression=hvd.Compression.named(config.compression),
+            update=config.rule,
             accumulate=config.accumulate,
             guard=self.guard,
         )
@@ -160,6 +161,9 @@ class TorchWorker(Worker):
 
     def draw_own_noise(self, step: int) -> None:
         torch.manual_seed(rank_seed(self._seed, step=step))
+
+    def synchronize_replicas(self) -> None:
+        self.optimizer.synchronize_replicas()  # type: ignore[attr-defined]
 
     @property
     def waited_seconds(self) -> float:

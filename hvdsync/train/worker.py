@@ -49,7 +49,8 @@ class Worker(ABC):
     """One rank of one framework: model, optimizer and how they are run.
 
     Made after the framework's ``hvd.init()``; replicas are equal from then on, in an elastic run
-    from the first ``sync()`` of :meth:`elastic_state` on. ``guard`` judges its gradients and
+    from the first ``sync()`` of :meth:`elastic_state` on, unless the update rule lets them differ.
+    ``guard`` judges its gradients and
     compares replicas.
     """
 
@@ -92,6 +93,10 @@ class Worker(ABC):
     @abstractmethod
     def draw_own_noise(self, step: int) -> None:
         """Go on with noise of this rank alone, after an elastic state made replicas equal."""
+
+    @abstractmethod
+    def synchronize_replicas(self) -> None:
+        """Make replicas equal where the update rule let them differ; collective."""
 
     @property
     @abstractmethod

@@ -72,12 +72,12 @@ def command(framework, name, *more):
     return (*HALTING, "--framework", framework, "--dataset", "data", *OPTIONS, *own, *more)
 
 
-def killed(folder, framework, victim, step):
+def killed(folder, framework, victim, step, *more):
     """A run on two ranks of which ``victim`` is killed at ``step``; all of it is gone then."""
     (folder / "halted").unlink(missing_ok=True)
     how = {"launcher": "0:{}:signal", "all": "0:{}:hold"}.get(victim, "{1}:{0}:die")
     halt = how.format(step, victim)
-    start = [*launcher(2), *command(framework, "killed")]
+    start = [*launcher(2), *command(framework, "killed", *more)]
     with started(start, folder, HALT=halt) as process:
         ranks = wait_for(lambda: len(found := ranks_of(process)) == 2 and found, process, "ranks")
         if victim in ("launcher", "all"):
@@ -91,24 +91,30 @@ def killed(folder, framework, victim, step):
         assert not alive
 
 
+# Each rank alone, but for every third step and the checkpoints, after every other.
+DILOCO = ("--update", "diloco", "--period", "3", "--update-warmup", "2")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("framework", "kills"),
+    ("framework", "kills", "rule"),
     [
-        ("torch", [(1, 3), ("all", 4), ("launcher", 3)]),
+        ("torch", [(1, 3), ("all", 4), ("launcher", 3)], ()),
         # After the warm-up, when the rate is set no more but by who resumes.
-        ("tensorflow", [(1, 17)]),
-        ("keras", [(0, 17)]),
+        ("tensorflow", [(1, 17)], ()),
+        ("keras", [(0, 17)], ()),
+        ("torch", [(1, 8)], DILOCO),
+        ("keras", [(0, 17)], DILOCO),
     ],
 )
 def test_two_ranks_end_with_the_bits_of_an_undisturbed_run_whoever_is_killed(
-    framework, kills, tmp_path
+    framework, kills, rule, tmp_path
 ):
     make_data(tmp_path / "data")
-    succeed([*launcher(2), *command(framework, "whole")], tmp_path)
+    succeed([*launcher(2), *command(framework, "whole", *rule)], tmp_path)
     for victim, step in kills:
-        killed(tmp_path, framework, victim, step)
-    succeed([*launcher(2), *command(framework, "killed")], tmp_path)
+        killed(tmp_path, framework, victim, step, *rule)
+    succeed([*launcher(2), *command(framework, "killed", *rule)], tmp_path)
     told = events(tmp_path / "killed-log")
     resumed = [event["resumed_from"] for event in told if event["event"] == "run"]
     assert len(resumed) == 1 + len(kills)

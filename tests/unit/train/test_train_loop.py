@@ -62,6 +62,8 @@ class CountingWorker(Worker):
     def __init__(self) -> None:
         self.guard = Guard()
         self.rates: list[float] = []
+        #: Numbers of steps.
+        self.synchronized_after: list[int] = []
         self.total = Total()
         self._waited = 0.0
         self._samples = 0
@@ -104,6 +106,9 @@ class CountingWorker(Worker):
 
     def draw_own_noise(self, step: int) -> None:
         pass
+
+    def synchronize_replicas(self) -> None:
+        self.synchronized_after.append(len(self.rates))
 
     @property
     def waited_seconds(self) -> float:
@@ -415,3 +420,19 @@ def test_the_failure_of_another_rank_is_raised_here(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(verbs, "allgather_object", lambda mine, name: [mine, "disk full", "other"])
     with pytest.raises(AgreedError, match="^disk full$"):
         together(lambda: 5)
+
+
+def test_ranks_that_train_alone_end_where_they_meet(tmp_path: Path) -> None:
+    config = replace(CONFIG, update="local-sgd", period=4, update_warmup=1)
+    stopped, _, _ = run(config, tmp_path, stop_after(3))
+    assert stopped.step == 5  # 1 of the warm-up, and a period
+
+
+def test_replicas_are_made_equal_before_each_evaluation(tmp_path: Path) -> None:
+    class Evaluating(CountingWorker):
+        def evaluate(self, indices: Any) -> Tally:
+            assert self.synchronized_after[-1] == len(self.rates)
+            return super().evaluate(indices)
+
+    _, worker, _ = run(replace(CONFIG, update="diloco"), tmp_path, Evaluating())
+    assert worker.synchronized_after == [11, 22, 33]
