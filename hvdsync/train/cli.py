@@ -98,6 +98,8 @@ def _refuse(config: TrainConfig, launch: LaunchInfo) -> str:
             f"{config.compression} would round away what a step changed in them; give --update "
             "diloco, or --compression none"
         )
+    if config.update == "async":
+        return _refuse_asynchronous(config, launch)
     if config.engine == "ddp" and launch.elastic:
         return "--engine ddp: its number of workers is fixed; start it with `horovodrun -np N ...`"
     try:
@@ -109,6 +111,25 @@ def _refuse(config: TrainConfig, launch: LaunchInfo) -> str:
         )
     except ValueError as error:
         return f"--compression {config.compression}: {error}"
+    return ""
+
+
+def _refuse_asynchronous(config: TrainConfig, launch: LaunchInfo) -> str:
+    if config.framework != "torch":
+        return (
+            f"--update async: only with --framework torch, found {config.framework}; give that, or "
+            "--update local-sgd"
+        )
+    if config.compression != "none":
+        return (
+            f"--update async: what steps changed travels, and --compression {config.compression} "
+            "would lose of it; give --compression none"
+        )
+    if launch.size > 1 and launch.launcher == "horovodrun":
+        return (
+            "--update async: workers share the weights through MPI's windows, found horovodrun "
+            f"over Gloo; start it with `horovodrun --mpi -np {launch.size} ...`"
+        )
     return ""
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hvdsync.sync.update_rules import DiLoCo, LocalRule, LocalSGD, Synchronous
+from hvdsync.sync.update_rules import Asynchronous, DiLoCo, LocalRule, LocalSGD, Synchronous
 
 MODEL, OPTIMIZER, WORKERS, OUTPUT = "Model and data", "Optimizer", "Workers", "Output"
 
@@ -95,7 +95,10 @@ class TrainConfig:
         default=0.001, metadata=about("Learning rate for one worker.", OPTIMIZER, above=0)
     )
     scale_lr: Literal["linear", "sqrt", "none"] = field(
-        default="sqrt", metadata=about("How the rate grows with the number of workers.", OPTIMIZER)
+        default="sqrt",
+        metadata=about(
+            "How the rate grows with the number of workers; not at all with [b]async[/].", OPTIMIZER
+        ),
     )
     warmup_epochs: float = field(
         default=0.5,
@@ -118,12 +121,23 @@ class TrainConfig:
             WORKERS,
         ),
     )
-    update: Literal["synchronous", "local-sgd", "diloco"] = field(
+    update: Literal["synchronous", "local-sgd", "diloco", "async"] = field(
         default="synchronous",
         metadata=about(
-            "When workers agree: average gradients at every step, or train alone and then average "
-            "the weights, or step with their differences.",
+            "When workers agree: average gradients at every step; train alone and then average the "
+            "weights, or step with their differences; or share the weights and never wait "
+            "([b]torch[/] only, under [b]horovodrun --mpi[/]).",
             WORKERS,
+        ),
+    )
+    staleness: int | None = field(
+        default=None,
+        metadata=about(
+            "How far a worker may be ahead of the slowest ([b]async[/]).",
+            WORKERS,
+            minimum=0,
+            metavar="STEPS",
+            shown_default="no bound",
         ),
     )
     period: int = field(
@@ -276,8 +290,10 @@ class TrainConfig:
         return 0.9 if self.optimizer == "momentum" else 0.0
 
     @property
-    def rule(self) -> Synchronous | LocalRule:
+    def rule(self) -> Synchronous | LocalRule | Asynchronous:
         """The update rule."""
+        if self.update == "async":
+            return Asynchronous(self.staleness)
         if self.update == "local-sgd":
             return LocalSGD(self.period, self.update_warmup)
         if self.update == "diloco":

@@ -22,6 +22,7 @@ from hvdsync.train.keeper import Keeper, Position, own_sums
 from hvdsync.train.limits import TimeLimit
 from hvdsync.train.listener import EpochResult, Listener, RunFacts, Stopped, Summary
 from hvdsync.train.observer import EpochObserver
+from hvdsync.train.own_pace import OwnPace
 from hvdsync.train.worker import Job, Tally, Worker
 
 
@@ -64,10 +65,16 @@ class Loop:
         self._resumed_from: int | None = None
         self._commit = commit
         self._start = start
+        self._own_pace = OwnPace(self._wishes_to_stop)
+        # Ranks at their own pace are brought together only where there is something to ask.
+        alone = job.config.update == "async"
         # Elastic launchers end single workers with SIGTERM, which must not end the others.
-        self._preemption = Preemption((signal.SIGUSR1,)) if commit else Preemption()
+        self._preemption = (
+            Preemption((signal.SIGUSR1,)) if commit else Preemption(every=1 if alone else None)
+        )
         self._limit = TimeLimit(job.config.max_time)
-        every = job.config.straggler_every
+        # Nobody waits for who is slow then, and to compare would be to wait.
+        every = 0 if alone else job.config.straggler_every
         self._stragglers = Stragglers(every, tell=listener.compared) if every else None
         self._saved = directory
 
@@ -126,9 +133,11 @@ class Loop:
         def step_ended(passes: int) -> bool:
             nonlocal stopped
             position.step = first + passes // epoch.accumulate
-            stopped = self._may_stop_after(position.step) and self._is_to_stop()
             every = self._config.checkpoint_every
-            due = every is not None and position.step % every == 0 and passes < epoch.passes
+            ends = passes == epoch.passes
+            due = every is not None and position.step % every == 0 and not ends
+            asks = self._may_stop_after(position.step, meets=due or ends)
+            stopped = asks and self._is_to_stop()
             if stopped or due:
                 position.sums = self._worker.sums()
                 self._saved = self._keeper.save(position, epoch.state_after(passes))
@@ -199,17 +208,26 @@ class Loop:
         self._sampler.load_state_dict(dict(start.data))
         self._worker.draw_own_noise(self._position.step)
 
-    def _may_stop_after(self, step: int) -> bool:
-        """Whether ranks meet after this step anyway: to ask is to wait for the slowest of them."""
+    def _may_stop_after(self, step: int, *, meets: bool) -> bool:
+        """Whether ranks meet after this step anyway: to ask is to wait for the slowest of them.
+
+        With ``meets`` they do, whatever the rule.
+        """
         rule = self._config.rule
+        if self._worker.shared is not None:
+            return self._own_pace.all_are_here(step, self._worker.shared, meets=meets)
         if not isinstance(rule, LocalRule) or step <= rule.warmup_steps:
             return True
         return bool(rule.is_due(step, 0))
 
     def _is_to_stop(self) -> bool:
+        self._wishes_to_stop()
+        return self._preemption.requested()
+
+    def _wishes_to_stop(self) -> bool:
         if self._limit.reached():
             self._preemption.request(f"the time limit of {60 * (self._config.max_time or 0):g} s")
-        return self._preemption.requested()
+        return self._preemption.wish is not None
 
     def _stop(self, seconds: float) -> Stopped:
         if self._stragglers:

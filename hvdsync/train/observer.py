@@ -38,7 +38,9 @@ class EpochObserver(Observer):
         self._samples = 0
         self._started = time.perf_counter()
         self._rate = 0.0
-        rule = None if config.scale_lr == "none" else config.scale_lr
+        # Updates that are added up, not averaged, move the model by all workers' steps already.
+        adds_up = config.update == "async"
+        rule = None if config.scale_lr == "none" or adds_up else config.scale_lr
         self._full_rate = scale_learning_rate(config.lr, rule)
         # From the rate of one worker; a rate that does not grow needs no warming up.
         steps = round(config.warmup_epochs * epoch.steps_in_whole)

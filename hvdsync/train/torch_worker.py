@@ -14,6 +14,7 @@ from hvdsync.train import devices
 from hvdsync.train.config import TrainConfig
 from hvdsync.train.feed import Epoch, evaluation_batches
 from hvdsync.train.models import Array, Network
+from hvdsync.train.own_pace import Shared
 from hvdsync.train.worker import Job, Observer, Tally, Worker
 
 init, run_elastically = hvd.init, hvd.elastic.run
@@ -164,6 +165,10 @@ class TorchWorker(Worker):
 
     def synchronize_replicas(self) -> None:
         self.optimizer.synchronize_replicas()  # type: ignore[attr-defined]
+
+    @property
+    def shared(self) -> Shared | None:
+        return getattr(getattr(self.optimizer, "_local", None), "shared", None)
 
     @property
     def waited_seconds(self) -> float:

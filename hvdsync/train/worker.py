@@ -12,6 +12,7 @@ from hvdsync.guard.guard import Guard
 from hvdsync.train.config import TrainConfig
 from hvdsync.train.feed import Epoch
 from hvdsync.train.models import Network
+from hvdsync.train.own_pace import Shared
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,11 @@ class Worker(ABC):
     @abstractmethod
     def synchronize_replicas(self) -> None:
         """Make replicas equal where the update rule let them differ; collective."""
+
+    @property
+    def shared(self) -> Shared | None:
+        """What ranks at their own pace tell one another; None where they step together."""
+        return None
 
     @property
     @abstractmethod

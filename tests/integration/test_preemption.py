@@ -86,6 +86,23 @@ def test_a_signal_makes_all_ranks_save_and_end(kind, target, number, folder):
         assert newest(folder / "run").name == "step-00000042"
 
 
+def test_ranks_at_their_own_pace_end_at_one_step_and_go_on_from_there(folder):
+    own_pace = [*launched("mpi"), *command("torch", "run", "--model", "linear")]
+    own_pace += ["--update", "async", "--checkpoint-every", "4"]
+    with started([*own_pace, "--epochs", "100000"], folder, HALT="1:40:signal") as process:
+        wait_for((folder / "halted").exists, process, "rank 1 halts")
+        # Rank 0 has gone on to the end of the epoch, of seven steps, at most.
+        ranks_of(process)[1].send_signal(signal.SIGTERM)
+        assert process.wait(SECONDS) == 0, (folder / "output").read_text()
+    (stopped,) = (event for event in events(folder / "run-log") if event["event"] == "stopped")
+    assert stopped["reason"] == "SIGTERM on rank 1"
+    assert 40 <= stopped["step"] <= 42
+    assert newest(folder / "run").name == f"step-{stopped['step']:08}"
+    output = succeed([*own_pace, "--epochs", "8"], folder)
+    assert f"after step {stopped['step']}, of run" in output
+    assert newest(folder / "run").name == "step-00000056"
+
+
 def test_keras_leaves_fit_in_the_midst_of_an_epoch(folder):
     start = [*launcher(2), *command("keras", "run", *ENDLESS)]
     with started(start, folder, HALT="1:10:signal") as process:

@@ -52,6 +52,7 @@ def test_every_field_can_be_given_as_an_option() -> None:
         "compression": "powersgd:2,100",
         "engine": "ddp",
         "update": "diloco",
+        "staleness": 4,
         "period": 8,
         "update_warmup": 20,
         "outer_lr": 0.5,

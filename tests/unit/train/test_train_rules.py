@@ -7,7 +7,7 @@ import re
 import pytest
 
 from hvdsync.comm.launch import LaunchInfo
-from hvdsync.sync.update_rules import DiLoCo, LocalSGD, Synchronous
+from hvdsync.sync.update_rules import Asynchronous, DiLoCo, LocalSGD, Synchronous
 from hvdsync.train.cli import _refuse
 from hvdsync.train.config import TrainConfig
 
@@ -20,6 +20,8 @@ def test_the_options_name_a_rule() -> None:
     assert TrainConfig(update="local-sgd", **options).rule == LocalSGD(8, 20)  # type: ignore[arg-type]
     diloco = TrainConfig(update="diloco", outer_lr=0.5, outer_momentum=0.8, **options)  # type: ignore[arg-type]
     assert diloco.rule == DiLoCo(8, 0.5, 0.8, 20)
+    assert TrainConfig(update="async").rule == Asynchronous()
+    assert TrainConfig(update="async", staleness=4).rule == Asynchronous(4)
 
 
 @pytest.mark.parametrize(
@@ -27,6 +29,10 @@ def test_the_options_name_a_rule() -> None:
     [
         ({"update": "diloco", "engine": "ddp"}, "--update diloco: .*in every backward pass"),
         ({"update": "local-sgd", "compression": "fp16"}, "--update local-sgd: weights themselves"),
+        ({"update": "async", "engine": "ddp"}, "--update async: .*in every backward pass"),
+        ({"update": "async", "compression": "fp16"}, "--update async: .*would lose of it"),
+        ({"update": "async", "framework": "keras"}, "--update async: only with --framework torch"),
+        ({"update": "async"}, "--update async: .*over Gloo; .*`horovodrun --mpi -np 2 "),
     ],
 )
 def test_a_combination_without_sense_is_refused(options: dict[str, str], reason: str) -> None:
@@ -35,3 +41,9 @@ def test_a_combination_without_sense_is_refused(options: dict[str, str], reason:
 
 def test_differences_may_travel_in_halves() -> None:
     assert _refuse(TrainConfig(update="diloco", compression="fp16"), FIXED) == ""
+
+
+def test_asynchronous_workers_are_started_over_mpi_or_alone() -> None:
+    for launcher, size in (("mpirun", 2), ("none", 1)):
+        launch = LaunchInfo(launcher, rank=0, size=size, local_rank=0, local_size=size)
+        assert _refuse(TrainConfig(update="async"), launch) == ""
