@@ -73,11 +73,15 @@ suite torch-4 ranks --gloo -np 4 -- tests/parallel/torch -k "not (test_checkpoin
 # Read whole: a reader that leaves early would break the writer's pipe.
 if command -v mpirun >/dev/null && [[ $(horovodrun --check-build) == *'[X] MPI'* ]]; then
     suite torch-mpi ranks --mpi -np 2 -- tests/parallel/torch
+    suite tensorflow-mpi ranks --mpi -np 2 -- tests/parallel/tensorflow/test_asynchronous.py
+    for backend in tensorflow torch; do
+        KERAS_BACKEND=$backend suite "keras-$backend-mpi" ranks --mpi -np 2 -- tests/parallel/keras/test_asynchronous.py
+    done
     if at_length; then
         suite torch-mpi-4 ranks --mpi -np 4 -- tests/parallel/torch/test_{shared_parameters,asynchronous}.py
     fi
 else
-    echo "== torch-mpi left out: Horovod was built without MPI, or there is no mpirun"
+    echo "== those over MPI left out: Horovod was built without MPI, or there is no mpirun"
 fi
 suite tensorflow-1 one tests/parallel/tensorflow/test_parity.py
 suite tensorflow ranks --gloo -np 2 -- tests/parallel/tensorflow

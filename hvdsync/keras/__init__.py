@@ -35,7 +35,7 @@ from hvdsync.keras.sync_batch_norm import SyncBatchNormalization
 from hvdsync.keras.uneven import even_batches
 from hvdsync.sync.compression.memory import ErrorFeedback
 from hvdsync.sync.schedule import scale_learning_rate, warmup
-from hvdsync.sync.update_rules import DiLoCo, LocalSGD, Synchronous
+from hvdsync.sync.update_rules import Asynchronous, DiLoCo, LocalSGD, Synchronous
 
 _hvd = _backend.hvd
 

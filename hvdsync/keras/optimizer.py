@@ -13,7 +13,7 @@ from hvdsync.comm import launch, world
 from hvdsync.comm.comparison import noted, require_equal
 from hvdsync.keras._backend import backend
 from hvdsync.keras.guard import Guard
-from hvdsync.sync.keras_local_steps import follow_rule, local_rule
+from hvdsync.sync.keras_local_steps import follow_rule, without_need
 from hvdsync.sync.keras_optimizer import Sharing, distribute_optimizer, with_loss_scaling
 from hvdsync.sync.options import (
     check_combination,
@@ -84,7 +84,7 @@ def DistributedOptimizer(
         passes=backward_passes_per_step,
     )
     check_compression(compression, elastic=launch.is_elastic(), momentum=momentum_of(optimizer))
-    rule = local_rule(
+    rule = without_need(
         check_combination(
             update,
             compression=compression,

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from hvdsync.comm import windows, world
 from hvdsync.guard.guard import Guard
 from hvdsync.guard.keras_state import shared_variables
 from hvdsync.sync.keras_optimizer import LocalTraining
@@ -48,10 +49,15 @@ def follow_rule(optimizer: Any, make: Callable[[Trained, ShareState], LocalTrain
     sharing.local_steps = make(trained, share_state)
 
 
-def local_rule(rule: LocalRule | Asynchronous | None) -> LocalRule | None:
-    """The rule, where Keras optimizers can follow it. Raises ``ValueError`` otherwise."""
+def without_need(rule: LocalRule | Asynchronous | None) -> LocalRule | Asynchronous | None:
+    """The rule; None for one rank that would share with nobody.
+
+    Raises :class:`LaunchError` for an asynchronous one in a launch that is not over MPI.
+    """
     if isinstance(rule, Asynchronous):
-        raise ValueError(f"update is {rule!r}, which PyTorch optimizers can follow only")
+        if world.current().size == 1:
+            return None
+        windows.require_launch()
     return rule
 
 

@@ -268,7 +268,8 @@ def _distributed_class(base: Any, outside_compiler: Callable[..., Any]) -> Any:
         @property
         def waited_seconds(self) -> float:
             """Seconds of communication that no computation hid, over all steps."""
-            return self._sharing.reducer.waited_seconds
+            own = getattr(self._sharing.local_steps, "waited_seconds", 0.0)
+            return self._sharing.reducer.waited_seconds + own
 
         @property
         def sent_bytes(self) -> int:

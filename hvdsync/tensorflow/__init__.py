@@ -58,7 +58,7 @@ from hvdsync.data.tf_dataset import shard  # noqa: E402
 from hvdsync.guard.stragglers import Stragglers  # noqa: E402
 from hvdsync.sync.compression.memory import ErrorFeedback  # noqa: E402
 from hvdsync.sync.schedule import scale_learning_rate, warmup  # noqa: E402
-from hvdsync.sync.update_rules import DiLoCo, LocalSGD, Synchronous  # noqa: E402
+from hvdsync.sync.update_rules import Asynchronous, DiLoCo, LocalSGD, Synchronous  # noqa: E402
 from hvdsync.tensorflow import elastic  # noqa: E402
 from hvdsync.tensorflow.checkpoint import Checkpoint, RandomState  # noqa: E402
 from hvdsync.tensorflow.collectives import (  # noqa: E402

@@ -17,13 +17,14 @@ from hvdsync.comm import launch, world
 from hvdsync.comm.comparison import noted, require_equal
 from hvdsync.guard.tensorflow_nonfinite import GraphVerdict
 from hvdsync.sync.accumulation import GraphAccumulation
-from hvdsync.sync.keras_local_steps import follow_rule, local_rule, statistics_among
+from hvdsync.sync.keras_local_steps import follow_rule, statistics_among, without_need
 from hvdsync.sync.keras_optimizer import (
     Sharing,
     distribute_optimizer,
     sharing_of,
     with_loss_scaling,
 )
+from hvdsync.sync.keras_shared_steps import GraphHandOver, SharedSteps
 from hvdsync.sync.options import (
     check_combination,
     check_compression,
@@ -34,6 +35,7 @@ from hvdsync.sync.options import (
 )
 from hvdsync.sync.tensorflow_local_steps import GraphLocalSteps
 from hvdsync.sync.tensorflow_reducer import GraphReducer
+from hvdsync.sync.update_rules import Asynchronous
 from hvdsync.tensorflow.compression import Compression
 from hvdsync.tensorflow.functions import broadcast_variables
 from hvdsync.tensorflow.guard import Guard
@@ -95,7 +97,7 @@ def DistributedOptimizer(
     )
     if op == hvd.Adasum and average_aggregated_gradients:
         raise ValueError("Adasum does not support average_aggregated_gradients == True")
-    rule = local_rule(
+    rule = without_need(
         check_combination(
             update,
             compression=compression,
@@ -147,7 +149,9 @@ def DistributedOptimizer(
     verdict = None if guard is None else GraphVerdict(tf, hvd, guard)
     sharing = Sharing(reducer, accumulation, scale_local_gradients, verdict=verdict)
     distributed = distribute_optimizer(keras, with_loss_scaling(keras, optimizer), sharing)
-    if rule is not None:
+    if isinstance(rule, Asynchronous):
+        follow_rule(distributed, functools.partial(SharedSteps, rule, GraphHandOver(tf)))
+    elif rule is not None:
         follow_rule(distributed, functools.partial(GraphLocalSteps, tf, rule, reducer))
     return distributed
 

@@ -115,11 +115,6 @@ def _refuse(config: TrainConfig, launch: LaunchInfo) -> str:
 
 
 def _refuse_asynchronous(config: TrainConfig, launch: LaunchInfo) -> str:
-    if config.framework != "torch":
-        return (
-            f"--update async: only with --framework torch, found {config.framework}; give that, or "
-            "--update local-sgd"
-        )
     if config.compression != "none":
         return (
             f"--update async: what steps changed travels, and --compression {config.compression} "

@@ -126,7 +126,7 @@ class TrainConfig:
         metadata=about(
             "When workers agree: average gradients at every step; train alone and then average the "
             "weights, or step with their differences; or share the weights and never wait "
-            "([b]torch[/] only, under [b]horovodrun --mpi[/]).",
+            "(under [b]horovodrun --mpi[/]).",
             WORKERS,
         ),
     )

@@ -10,9 +10,11 @@ import numpy as np
 
 import hvdsync.keras as hvd
 from hvdsync.keras.callbacks import set_rate
+from hvdsync.sync.keras_optimizer import sharing_of
 from hvdsync.train import devices
 from hvdsync.train.feed import EVALUATION_BATCH, Epoch
 from hvdsync.train.keras_network import make_model, make_optimizer, noise_states, seed_noise
+from hvdsync.train.own_pace import Shared
 from hvdsync.train.worker import Job, Observer, Tally, Worker
 
 init, run_elastically = hvd.init, hvd.elastic.run
@@ -123,6 +125,11 @@ class KerasWorker(Worker):
 
     def synchronize_replicas(self) -> None:
         self.model.optimizer.synchronize_replicas()
+
+    @property
+    def shared(self) -> Shared | None:
+        steps = sharing_of(self.model.optimizer).local_steps  # type: ignore[union-attr]
+        return getattr(steps, "shared", None)
 
     @property
     def waited_seconds(self) -> float:

@@ -9,9 +9,11 @@ import tensorflow as tf
 
 import hvdsync.tensorflow as hvd
 from hvdsync.keras.callbacks import set_rate
+from hvdsync.sync.keras_optimizer import sharing_of
 from hvdsync.train import devices
 from hvdsync.train.feed import Batch, Epoch, evaluation_batches
 from hvdsync.train.keras_network import make_model, make_optimizer, seed_noise
+from hvdsync.train.own_pace import Shared
 from hvdsync.train.worker import Job, Observer, Tally, Worker
 
 init, run_elastically = hvd.init, hvd.elastic.run
@@ -135,6 +137,11 @@ class TensorFlowWorker(Worker):
 
     def synchronize_replicas(self) -> None:
         self.optimizer.synchronize_replicas()
+
+    @property
+    def shared(self) -> Shared | None:
+        steps = sharing_of(self.optimizer).local_steps  # type: ignore[union-attr]
+        return getattr(steps, "shared", None)
 
     @property
     def waited_seconds(self) -> float:

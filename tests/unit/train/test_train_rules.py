@@ -31,7 +31,6 @@ def test_the_options_name_a_rule() -> None:
         ({"update": "local-sgd", "compression": "fp16"}, "--update local-sgd: weights themselves"),
         ({"update": "async", "engine": "ddp"}, "--update async: .*in every backward pass"),
         ({"update": "async", "compression": "fp16"}, "--update async: .*would lose of it"),
-        ({"update": "async", "framework": "keras"}, "--update async: only with --framework torch"),
         ({"update": "async"}, "--update async: .*over Gloo; .*`horovodrun --mpi -np 2 "),
     ],
 )
