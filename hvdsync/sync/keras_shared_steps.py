@@ -105,7 +105,7 @@ class SharedSteps:
     def synchronize_replicas(self) -> None:
         """Make all state equal on all ranks; collective, whatever steps each has made."""
         if self.shared is None or self._is_outdated:
-            return
+            return  # all have what they were given, and no step has been made from there
         variables = self._trained()
         arrays = [as_array(variable) for variable in variables]
         self._put(arrays)

@@ -60,6 +60,7 @@ def test_a_checkpoint_is_of_one_model_and_training_goes_on_from_it(mpi, shared_p
     np.testing.assert_array_equal(saved, 1 + moved_by(steps_of))
     fit(model, hvd.rank(), 2)
     checkpoint.restore(model=model)
+    model.optimizer.synchronize_replicas()
     np.testing.assert_array_equal(model.get_weights()[0], saved)
     fit(model, 0, 1)
     model.optimizer.synchronize_replicas()
