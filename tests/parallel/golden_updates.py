@@ -41,8 +41,9 @@ def trajectory(
     """``[step][rank]`` of parameters, from 0. ``outer`` is (learning rate, momentum) of DiLoCo.
 
     After the steps in ``extra_meetings`` all meet that did not meet just then, and go on with the
-    momentum of rank 0.
+    momentum of rank 0. One rank alone is never unequal to another, and has none.
     """
+    extra_meetings = extra_meetings if size > 1 else ()
     parameters = [initial() for _ in range(size)]
     velocity = [[np.zeros_like(p) for p in initial()] for _ in range(size)]
     anchor, outer_velocity = initial(), [np.zeros_like(p) for p in initial()]
