@@ -180,7 +180,7 @@ def check_combination(
     ):
         raise ValueError(
             f"update=DiLoCo with compression={describe(compression)}: its error feedback is that "
-            "of the gradients of each step, and between meetings none travel; use Compression.fp16 "
-            "or .none"
+            "of the gradients of each step, and between meetings none travel; use "
+            "Compression.fp16, .bf16 or .none"
         )
     return update

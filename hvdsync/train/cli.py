@@ -23,6 +23,7 @@ import rich_click as click
 from hvdsync.comm import threads
 from hvdsync.comm.launch import LaunchInfo, detect
 from hvdsync.errors import HvdsyncError, NonFiniteGradient, ReplicaMismatch
+from hvdsync.sync.compression import NoneCompressor
 from hvdsync.sync.compression import parse as parse_compression
 from hvdsync.sync.options import check_combination, check_compression
 from hvdsync.train.agreement import AgreedError
@@ -88,8 +89,14 @@ def _refuse(config: TrainConfig, launch: LaunchInfo) -> str:
             f"--engine ddp: DistributedDataParallel is PyTorch's own, found --framework "
             f"{config.framework}; give --framework torch, or --engine horovod"
         )
+    buckets = parse_compression(config.compression)[1]
     try:
-        check_combination(config.rule, engine=config.engine, elastic=config.elastic)
+        check_combination(
+            config.rule,
+            engine=config.engine,
+            compression=buckets or NoneCompressor,
+            elastic=config.elastic,
+        )
     except ValueError as error:
         return f"--update {config.update}: {error}"
     if config.update == "local-sgd" and config.compression != "none":
@@ -104,7 +111,7 @@ def _refuse(config: TrainConfig, launch: LaunchInfo) -> str:
         return "--engine ddp: its number of workers is fixed; start it with `horovodrun -np N ...`"
     try:
         check_compression(
-            parse_compression(config.compression)[1],
+            buckets,
             engine=config.engine,
             elastic=config.elastic,
             momentum=config.momentum,

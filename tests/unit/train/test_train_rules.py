@@ -29,6 +29,7 @@ def test_the_options_name_a_rule() -> None:
     [
         ({"update": "diloco", "engine": "ddp"}, "--update diloco: .*in every backward pass"),
         ({"update": "local-sgd", "compression": "fp16"}, "--update local-sgd: weights themselves"),
+        ({"update": "diloco", "compression": "onebit"}, "--update diloco: .*error feedback"),
         ({"update": "async", "engine": "ddp"}, "--update async: .*in every backward pass"),
         ({"update": "async", "compression": "fp16"}, "--update async: .*would lose of it"),
         ({"update": "async"}, "--update async: .*over Gloo; .*`horovodrun --mpi -np 2 "),
