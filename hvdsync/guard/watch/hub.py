@@ -69,9 +69,9 @@ class Hub:
             member.channel.close()
 
     def living(self) -> list[int]:
-        """The ranks that are connected and have not ended."""
+        """The ranks that are connected and have not ended, in order."""
         with self._lock:
-            members = self._members.items()
+            members = sorted(self._members.items(), key=lambda item: item[0])
             return [r for r, m in members if m.connected and r not in self._endings]
 
     def endings(self) -> list[Ending]:
