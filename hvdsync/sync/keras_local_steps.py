@@ -18,7 +18,7 @@ from hvdsync.sync.tensorflow_gradients import name_of
 from hvdsync.sync.torch_local_steps import TorchLocalSteps
 from hvdsync.sync.torch_wire import Wire
 from hvdsync.sync.update_rules import Asynchronous, LocalRule
-from hvdsync.sync.variables import broadcast_through_host
+from hvdsync.sync.variables import broadcast_through_host, dtype_name
 
 # Gives the variables that an optimizer trains on all ranks; gives all its state of rank 0.
 Trained: TypeAlias = Callable[[], list[Any]]
@@ -64,11 +64,7 @@ def without_need(rule: LocalRule | Asynchronous | None) -> LocalRule | Asynchron
 def statistics_among(variables: Sequence[Any], trained: Sequence[Any]) -> list[Any]:
     """Floating-point variables that no optimizer trains: moving averages, for instance."""
     known = {id(variable) for variable in trained}
-    return [v for v in variables if id(v) not in known and _is_floating(v)]
-
-
-def _is_floating(variable: Any) -> bool:
-    return "float" in str(getattr(variable.dtype, "name", variable.dtype))
+    return [v for v in variables if id(v) not in known and "float" in dtype_name(v)]
 
 
 class TorchVariableSteps(TorchLocalSteps):

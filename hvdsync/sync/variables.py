@@ -44,7 +44,7 @@ def refuse_different(variables: Sequence[Any], process_set: Any = None) -> None:
 
     Names may differ: Keras counts layers in a process, and a rank may have made others before.
     """
-    kinds = {f"variable {i}": f"{tuple(v.shape)} {_dtype_name(v)}" for i, v in enumerate(variables)}
+    kinds = {f"variable {i}": f"{tuple(v.shape)} {dtype_name(v)}" for i, v in enumerate(variables)}
     require_equal(
         "the variables",
         {"number of variables": len(variables), **kinds},
@@ -54,7 +54,8 @@ def refuse_different(variables: Sequence[Any], process_set: Any = None) -> None:
     )
 
 
-def _dtype_name(variable: Any) -> str:
+def dtype_name(variable: Any) -> str:
+    """The name of a variable's dtype, of Keras on any backend or of TensorFlow."""
     return str(getattr(variable.dtype, "name", variable.dtype))
 
 

@@ -1,7 +1,5 @@
 """Compressed gradients of Keras models, on both backends, through ``fit``."""
 
-import math
-
 import keras
 import numpy as np
 import pytest
@@ -9,24 +7,9 @@ import pytest
 import hvdsync.keras as hvd
 from tests.parallel.keras.helpers import assert_equal_on_all_ranks
 from tests.parallel.ranks import shard
+from tests.parallel.wire_bytes import TORCH_FLAGS, sent_bytes
 
 ALL = ["none", "fp16", "bf16", "onebit", "topk:0.05", "powersgd:2", "powersgd:2,3"]
-
-
-def payload(name, ranks, flags):
-    """Bytes of one step: 2,400 and 180 weights, 60 and 3 biases, and PyTorch's flags."""
-    small = 60 + 180 + 3 + flags
-    if name == "none":
-        return 4 * (2400 + small)
-    if name == "fp16":
-        return 2 * (2400 + small)
-    if name == "bf16":
-        return 2 * math.ceil((2400 + small) / ranks) * (ranks + 1)
-    if name == "onebit":
-        return 2400 // 8 + 4 + 4 * small
-    if name.startswith("topk"):
-        return 8 * math.ceil(0.05 * 2400) + 4 * small
-    return 4 * 2 * (60 + 40) + 4 * small
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -45,11 +28,8 @@ def test_fit_sends_the_bytes_of_the_formula_and_ranks_stay_equal(name):
     assert history[-1] < 0.9 * history[0]
     assert_equal_on_all_ranks(model.variables)
     if hvd.size() > 1:
-        flags = 2 * 4 + 1 if keras.backend.backend() == "torch" else 0
-        whole = 3 if name == "powersgd:2,3" else 0
-        assert optimizer.sent_bytes == whole * payload("none", hvd.size(), flags) + (
-            steps * epochs - whole
-        ) * payload(name, hvd.size(), flags)
+        flags = TORCH_FLAGS if keras.backend.backend() == "torch" else 0
+        assert optimizer.sent_bytes == sent_bytes(name, hvd.size(), steps * epochs, flags)
 
 
 def test_saved_models_know_nothing_of_compression(tmp_path):

@@ -10,6 +10,7 @@ import tensorflow as tf
 import hvdsync.tensorflow as hvd
 from tests.parallel.ranks import shard
 from tests.parallel.tensorflow.helpers import assert_equal_on_all_ranks, values
+from tests.parallel.wire_bytes import sent_bytes
 
 ALL = [
     "none",
@@ -21,7 +22,6 @@ ALL = [
     "powersgd:2",
     "powersgd:2,3",
 ]
-SMALL = 60 + 180 + 3  # biases and a narrow matrix; the other one has 2,400 elements
 
 
 def net():
@@ -44,21 +44,6 @@ def batches(steps):
 
 def loss_of(model, x, y):
     return tf.reduce_mean((model(x) - y) ** 2)
-
-
-def payload(name, ranks, small=SMALL):
-    """Bytes of one step."""
-    if name == "none":
-        return 4 * (2400 + small)
-    if name == "fp16":
-        return 2 * (2400 + small)
-    if name == "bf16":
-        return 2 * math.ceil((2400 + small) / ranks) * (ranks + 1)
-    if name == "onebit":
-        return 2400 // 8 + 4 + 4 * small
-    if name.startswith("topk"):
-        return 8 * math.ceil(0.05 * 2400) + 4 * small
-    return 4 * 2 * (60 + 40) + 4 * small
 
 
 def optimizing(name, lr=0.02, **options):
@@ -91,10 +76,7 @@ def test_bytes_are_those_of_the_formula_and_ranks_stay_equal(name):
     assert loss() < 0.9 * before
     assert_equal_on_all_ranks(model.variables)
     if hvd.size() > 1:
-        whole = 3 if name == "powersgd:2,3" else 0
-        assert optimizer.sent_bytes == whole * payload("none", hvd.size()) + (32 - whole) * payload(
-            name, hvd.size()
-        )
+        assert optimizer.sent_bytes == sent_bytes(name, hvd.size(), 32)
 
 
 @pytest.mark.usefixtures("several_ranks")

@@ -11,6 +11,7 @@ import hvdsync.torch as hvd
 from hvdsync import errors as hvd_errors
 from tests.parallel.ranks import shard
 from tests.parallel.torch.helpers import assert_equal_on_all_ranks, plain_copy
+from tests.parallel.wire_bytes import TORCH_FLAGS, sent_bytes
 
 ALL = [
     "none",
@@ -23,7 +24,6 @@ ALL = [
     "powersgd:2,3",
 ]
 LOSSY = ALL[3:]
-FLAGS = 2 * 4 + 1  # two for each of four tensors, one for the bucket
 
 
 def net():
@@ -56,33 +56,12 @@ def distributed(name, lr=0.1, **options):
     return hvd.distribute(model, optimizer, compression=hvd.Compression.named(name), **options)
 
 
-def payload(name, ranks):
-    """Bytes of one step: 2,400 and 180 weights, 60 and 3 biases, and the flags."""
-    small = 60 + 180 + 3 + FLAGS
-    everything = 2400 + small
-    if name == "none":
-        return 4 * everything
-    if name == "fp16":
-        return 2 * everything
-    if name == "bf16":
-        return 2 * math.ceil(everything / ranks) * (ranks + 1)
-    if name == "onebit":
-        return 2400 // 8 + 4 + 4 * small
-    if name.startswith("topk"):
-        return 8 * math.ceil(0.05 * 2400) + 4 * small
-    return 4 * 2 * (60 + 40) + 4 * small
-
-
 @pytest.mark.usefixtures("several_ranks")
 @pytest.mark.parametrize("name", ALL)
 def test_bytes_on_the_wire_are_those_of_the_formula(name):
     model, optimizer = distributed(name)
-    steps = 5
-    train(model, optimizer, steps)
-    whole = 3 if name == "powersgd:2,3" else 0
-    assert optimizer.sent_bytes == whole * payload("none", hvd.size()) + (steps - whole) * payload(
-        name, hvd.size()
-    )
+    train(model, optimizer, 5)
+    assert optimizer.sent_bytes == sent_bytes(name, hvd.size(), 5, TORCH_FLAGS)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -218,7 +197,7 @@ def test_several_passes_per_step_send_once():
         ((model(x) - y) ** 2).mean().backward()
     optimizer.step()
     if hvd.size() > 1:
-        assert optimizer.sent_bytes == payload("topk:0.05", hvd.size())
+        assert optimizer.sent_bytes == sent_bytes("topk:0.05", hvd.size(), flags=TORCH_FLAGS)
 
 
 @pytest.mark.parametrize(
