@@ -1,23 +1,53 @@
-"""What every compressor has to do, for any framework's arrays; its golden values by plain NumPy.
+"""What compressors have to do, on arrays of both frameworks; golden values by plain NumPy."""
 
-Used by the unit tests of PyTorch and of TensorFlow: ``ranks`` makes
-:class:`tests.compression_ranks.Ranks` of a compressor, shapes and a number of ranks.
-"""
-
+import functools
+import importlib
 import math
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from hvdsync.sync.compression import tensorflow_compression, torch_compression
 from hvdsync.sync.compression.onebit import OneBit
 from hvdsync.sync.compression.powersgd import PowerSGD, as_matrix
+from hvdsync.sync.compression.tensorflow_arrays import TensorFlowArrays
 from hvdsync.sync.compression.topk import TopK
+from hvdsync.sync.compression.torch_arrays import TorchArrays
+from tests.compression_ranks import Ranks
 
 SHAPES = ((40, 30), (30,), (4, 7, 2, 24))
 TAIL = 3
 SIZES = [math.prod(shape) for shape in SHAPES]
 WHOLE = 30 + TAIL
+
+LOSSY = pytest.mark.parametrize(
+    "compressor", [TopK(0.05), TopK(0.05, 0.9), OneBit(), PowerSGD(2)], ids=repr
+)
+WITHOUT_MOMENTUM = pytest.mark.parametrize(
+    "compressor", [TopK(0.05), OneBit(), PowerSGD(2)], ids=repr
+)
+
+
+@pytest.fixture(params=["torch", "tensorflow"])
+def framework(request):
+    return importlib.import_module(request.param)
+
+
+@pytest.fixture
+def compression(framework):
+    make = torch_compression if framework.__name__ == "torch" else tensorflow_compression
+    return make(framework)
+
+
+@pytest.fixture
+def ranks(framework):
+    """Makes :class:`Ranks` of a compressor, shapes and a number of ranks."""
+    if framework.__name__ == "torch":
+        arrays = TorchArrays(framework), framework.as_tensor, framework.Tensor.numpy
+    else:
+        arrays = TensorFlowArrays(framework), framework.constant, np.array
+    return functools.partial(Ranks, *arrays)
 
 
 def gradients(count, steps=3, size=None):
@@ -34,8 +64,8 @@ def parts(flat):
     return np.split(flat, np.cumsum(SIZES))
 
 
-def check_fp16(ranks, fp16):
-    world = ranks(fp16, SHAPES, 4)
+def test_fp16_sends_two_bytes_an_element_and_averages(ranks, compression):
+    world = ranks(compression.fp16, SHAPES, 4)
     (given,) = gradients(4, 1)
     found = world.step(given)
     np.testing.assert_array_equal(
@@ -45,14 +75,14 @@ def check_fp16(ranks, fp16):
     assert world.sent_bytes == 2 * given.shape[1] and world.kinds == ["sum"]
 
 
-def check_fp16_of_large_numbers(ranks, fp16):
+def test_fp16_sums_cannot_overflow(ranks, compression):
     # Their sum is beyond the end of half precision, their mean is not.
-    found = ranks(fp16, (), 4).step(np.full((4, 5), 60_000, np.float32))
+    found = ranks(compression.fp16, (), 4).step(np.full((4, 5), 60_000, np.float32))
     np.testing.assert_array_equal(found, np.full(5, 60_000))
 
 
-def check_bf16(ranks, bf16):
-    world = ranks(bf16, SHAPES, 3)
+def test_bf16_sends_two_bytes_an_element_and_adds_up_in_full_precision(ranks, compression):
+    world = ranks(compression.bf16, SHAPES, 3)
     (given,) = gradients(3, 1)
     found = world.step(given)
     rounded = np.sum([g.astype(ml_dtypes.bfloat16).astype(np.float32) for g in given], 0) / 3
@@ -63,12 +93,13 @@ def check_bf16(ranks, bf16):
     assert world.sent_bytes == 3 * 2 * share + 2 * share
 
 
-def check_bf16_of_large_numbers(ranks, bf16):
-    found = ranks(bf16, (), 2).step(np.full((2, 5), 1e38, np.float32))
+def test_bf16_has_the_range_of_float32(ranks, compression):
+    found = ranks(compression.bf16, (), 2).step(np.full((2, 5), 1e38, np.float32))
     np.testing.assert_allclose(found, 1e38, rtol=2**-8)
 
 
-def check_topk(ranks, ratio=0.1):
+def test_topk_sends_the_largest_and_remembers_the_rest(ranks):
+    ratio = 0.1
     world = ranks(TopK(ratio), SHAPES, 2)
     steps = gradients(2)
     counts = [math.ceil(ratio * size) for size in (SIZES[0], SIZES[2])]
@@ -94,7 +125,7 @@ def check_topk(ranks, ratio=0.1):
     assert world.kinds == ["gather"] * 3
 
 
-def check_topk_of_many_elements_is_exact(ranks):
+def test_topk_of_many_elements_is_exact(ranks):
     size, ratio = 60_000, 0.01
     world = ranks(TopK(ratio), ((size,),), 1)
     (given,) = gradients(1, 1, size)
@@ -106,8 +137,8 @@ def check_topk_of_many_elements_is_exact(ranks):
         np.testing.assert_array_equal(found, np.where(abs(values) >= least, values, 0))
 
 
-def check_topk_corrects_momentum(ranks, ratio=0.1, momentum=0.9):
-    shape = (32, 32)
+def test_topk_corrects_momentum(ranks):
+    shape, ratio, momentum = (32, 32), 0.1, 0.9
     world = ranks(TopK(ratio, momentum), (shape,), 1)
     velocity, total = np.zeros(1024), np.zeros(1024)
     for (given,) in gradients(1, 4, 1024):
@@ -120,7 +151,7 @@ def check_topk_corrects_momentum(ranks, ratio=0.1, momentum=0.9):
         np.testing.assert_allclose(world.step([given]), expected, rtol=1e-5, atol=1e-6)
 
 
-def check_onebit(ranks):
+def test_onebit_sends_signs_and_one_scale(ranks):
     world = ranks(OneBit(), SHAPES, 2)
     errors = [[np.zeros(size) for size in SIZES] for _ in range(2)]
     for number, given in enumerate(gradients(2), 1):
@@ -138,7 +169,8 @@ def check_onebit(ranks):
     assert world.kinds == ["gather"] * 3
 
 
-def check_powersgd(ranks, rank=2):
+def test_powersgd_is_power_iteration_with_error_feedback(ranks):
+    rank = 2
     world = ranks(PowerSGD(rank), SHAPES, 2)
     assert as_matrix(SHAPES[2]) == (56, 24)
     matrices = {0: (40, 30), 2: (56, 24)}
@@ -162,7 +194,7 @@ def check_powersgd(ranks, rank=2):
     assert world.kinds == ["sum", "sum"] * 3
 
 
-def check_powersgd_is_exact_for_matrices_of_its_rank(ranks):
+def test_powersgd_is_exact_for_matrices_of_its_rank(ranks):
     random = np.random.default_rng(1)
     u, v = random.standard_normal((50, 2)), random.standard_normal((40, 2))
     world = ranks(PowerSGD(2), ((50, 40),), 2)
@@ -170,7 +202,8 @@ def check_powersgd_is_exact_for_matrices_of_its_rank(ranks):
     np.testing.assert_allclose(world.step(given), given[0], rtol=1e-3, atol=1e-4)
 
 
-def check_what_was_not_sent_is_kept(ranks, compressor):
+@WITHOUT_MOMENTUM
+def test_what_was_not_sent_is_kept(ranks, compressor):
     """What arrived and what is remembered add up to all gradients, over any number of steps."""
     world = ranks(compressor, SHAPES, 2)
     steps = gradients(2, 5)
@@ -184,7 +217,8 @@ def check_what_was_not_sent_is_kept(ranks, compressor):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def check_what_is_not_finite_is_seen(ranks, compressor):
+@LOSSY
+def test_what_is_not_finite_is_seen(ranks, compressor):
     for bad in (np.nan, np.inf):
         given = gradients(2, 1)[0]
         given[1, 7] = bad
@@ -193,17 +227,10 @@ def check_what_is_not_finite_is_seen(ranks, compressor):
         assert np.isfinite(found[1]).all() and np.isfinite(found[3]).all()
 
 
-def check_zeros_stay_zeros(ranks, compressor):
+@LOSSY
+def test_zeros_stay_zeros(ranks, compressor):
     world = ranks(compressor, SHAPES, 2)
     nothing = np.zeros((2, sum(SIZES) + TAIL), np.float32)
     assert not world.step(nothing).any()
     (given,) = gradients(2, 1)
     assert np.isfinite(world.step(given)).all()
-
-
-LOSSY = pytest.mark.parametrize(
-    "compressor", [TopK(0.05), TopK(0.05, 0.9), OneBit(), PowerSGD(2)], ids=repr
-)
-WITHOUT_MOMENTUM = pytest.mark.parametrize(
-    "compressor", [TopK(0.05), OneBit(), PowerSGD(2)], ids=repr
-)
