@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.."
 what=${1:-test}
 case $what in
     train) extras=torch,build frameworks=(--torch) ;;
-    test) extras=torch,tensorflow,keras,build,test,dev frameworks=(--torch --tensorflow) ;;
+    test) extras=torch,tensorflow,keras,bench,build,test,dev frameworks=(--torch --tensorflow) ;;
     *) echo "usage: scripts/setup.sh train|test" >&2; exit 2 ;;
 esac
 venv=$PWD/.venv

@@ -14,7 +14,7 @@ def test_update_rules_are_raced_with_one_slow_worker(tmp_path):
         pytest.skip("there is no mpirun")
     brief = ("--dataset", "synthetic", "--rounds", "1", "--seconds", "1", "--samples", "128")
     more = ("--batch-size", "16", "--slow", "20", "--period", "4", "--staleness", "3")
-    bench = ("python", "-m", "hvdsync", "bench", "updates", *brief, *more, "--json", "updates.json")
+    bench = ("python", "-m", "hvdsync", "bench", "updates", *brief, *more, "--out", ".")
     output = succeed(["horovodrun", "--mpi", "-np", "2", *bench], tmp_path)
     assert output.count("asynchronous, staleness 3") == 1
     kept = json.loads((tmp_path / "updates.json").read_text())

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import rich_click as click
 
 from hvdsync.errors import HvdsyncError
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def to_directory(function: _F) -> _F:
+    """The option that every benchmark has: where its results are kept."""
+    return click.option(
+        "--out",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Folder for all numbers (JSON), plots (SVG) and a page (HTML).",
+    )(function)
 
 
 @click.group("bench")
@@ -67,13 +80,8 @@ def command() -> None:
     help="Learning rate of one worker's SGD; what averages has it times the number of workers.",
 )
 @click.option("--dataset", default="mnist", show_default=True, help="As of the train command.")
-@click.option(
-    "--json",
-    "path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Where to write all numbers.",
-)
-def updates(path: Path | None, **options: float | str) -> None:
+@to_directory
+def updates(out: Path | None, **options: float | str) -> None:
     """Update rules with one slow worker: steps per minute, and accuracy at equal time and samples.
 
     Start it with `horovodrun --mpi -np 4 python -m hvdsync bench updates`.
@@ -86,11 +94,9 @@ def updates(path: Path | None, **options: float | str) -> None:
             "bench updates: rules are compared on several workers, found one; start it with "
             "`horovodrun --mpi -np 2 python -m hvdsync bench updates`"
         )
-    from hvdsync.tools.bench.report import show, write
+    from hvdsync.tools.bench.report import finish
     from hvdsync.tools.bench.updates import Settings, measure
 
     measured = measure(Settings(**options))  # type: ignore[arg-type]
     if launch.rank == 0:
-        show(measured)
-        if path is not None:
-            write(measured, path)
+        finish(measured.report(), out)

@@ -6,11 +6,15 @@ Rules train in turn, round after round, from the same weights; PyTorch on CPUs.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
+
+from hvdsync.tools.bench import environment
+from hvdsync.tools.bench.report import Chart, Report, Table
 
 _WARM_UP_STEPS = 20
 # Ranks that step together ask one another seldom whether the time is over.
@@ -60,9 +64,64 @@ class Measured:
     of_equal_time: dict[str, list[Run]]
     of_equal_samples: dict[str, list[Run]]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Values that JSON can hold."""
-        return asdict(self)
+    def report(self) -> Report:
+        """Medians over rounds, and ratios to the first rule."""
+        settings = self.settings
+        slow = settings.slow * self.step_seconds
+        about = (
+            f"{self.ranks} workers, {settings.dataset}, batches of {settings.batch_size}; a step "
+            f"takes {1000 * self.step_seconds:.3g} ms, worker 0 sleeps {1000 * slow:.3g} ms in "
+            f"each of its own. Medians of {settings.rounds} round(s), in which rules took turns."
+        )
+        columns = (
+            "update rule",
+            "steps per minute",
+            "ratio",
+            "of worker 0",
+            f"accuracy after {settings.seconds:g} s",
+            f"accuracy after {settings.samples:,} samples",
+            "seconds for them",
+        )
+        rates = {
+            name: _median(runs, lambda run: run.steps_per_minute)
+            for name, runs in self.of_equal_time.items()
+        }
+        base = next(iter(rates.values()))
+        rows = []
+        accuracies: dict[str, list[float]] = {"at equal time": [], "at equal samples": []}
+        for name, timed in self.of_equal_time.items():
+            counted = self.of_equal_samples[name]
+            at_time = _median(timed, lambda run: run.accuracy)
+            at_samples = _median(counted, lambda run: run.accuracy)
+            accuracies["at equal time"].append(100 * at_time)
+            accuracies["at equal samples"].append(100 * at_samples)
+            rows.append(
+                (
+                    name,
+                    f"{rates[name]:,.0f}",
+                    f"{rates[name] / base:.2f}",
+                    f"{_median(timed, lambda run: run.steps[0] / sum(run.steps)):.0%}",
+                    f"{at_time:.2%}",
+                    f"{at_samples:.2%}",
+                    f"{_median(counted, lambda run: run.seconds):.1f}",
+                )
+            )
+        rules = list(rates)
+        return Report(
+            "updates",
+            [about],
+            environment.describe(dataset=settings.dataset),
+            [Table("Update rules with one slow worker", columns, rows)],
+            [
+                Chart("Steps per minute", "bars", rules, {"all workers": list(rates.values())}),
+                Chart("Accuracy, %", "bars", rules, accuracies),
+            ],
+            asdict(self),
+        )
+
+
+def _median(runs: Sequence[Run], value: Callable[[Run], float]) -> float:
+    return median(map(value, runs))
 
 
 def measure(settings: Settings) -> Measured:
