@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from hvdsync.sync.torch_reducer import FlatBucket, make_flat_buckets
+from hvdsync.sync.torch_reducer import FlatBucket, make_flat_buckets, shaped
 from hvdsync.sync.torch_wire import Wire
 from hvdsync.sync.update_rules import DiLoCo, LocalRule, cut
 
@@ -104,7 +104,7 @@ class _Bucket:
         if outer is not None:
             with torch.no_grad():
                 flat.fill(torch, self.tensors)
-            self._anchor = flat.gradients.clone()
+            self._anchor = flat.outgoing.gradients.clone()
             self._momentum = torch.zeros_like(self._anchor)
 
     def depart(self, wire: Wire | None) -> None:
@@ -112,27 +112,27 @@ class _Bucket:
         flat = self._flat
         flat.fill(self._torch, self.tensors)
         if self._rule is not None:
-            self._torch.sub(self._anchor, flat.gradients, out=flat.gradients)
+            sent = flat.outgoing.gradients
+            self._torch.sub(self._anchor, sent, out=sent)
         if wire is not None:
-            flat.flight = wire.send(flat.flat, self._label)
+            flat.send(wire, self._label)
 
     def arrive(self, wire: Wire | None, judge: Judge | None) -> None:
         """Put what has come of all ranks' values into the tensors."""
-        flat = self._flat
         if wire is not None:
-            assert flat.flight is not None
-            wire.receive(flat.flat, flat.flight)
+            self._flat.receive(wire)
+        met = self._flat.incoming
         if judge is not None:
-            judge(self._names, self.tensors, flat.views)
+            judge(self._names, self.tensors, met.views)
         if self._rule is not None:
-            anchor, momentum = self._rule.outer_step(self._anchor, self._momentum, flat.gradients)
+            anchor, momentum = self._rule.outer_step(self._anchor, self._momentum, met.gradients)
             self._anchor.copy_(anchor)
             self._momentum.copy_(momentum)
-            flat.gradients.copy_(anchor)
-        self._torch._foreach_copy_(self.tensors, flat.views)
+            met.gradients.copy_(anchor)
+        self._torch._foreach_copy_(self.tensors, met.views)
 
     def outer_views(self) -> list[list[Any]]:
         """Anchors and momenta, shaped as the tensors; none where there is no outer optimizer."""
         if self._rule is None:
             return [[], []]
-        return [self._flat.shaped(self._anchor), self._flat.shaped(self._momentum)]
+        return [shaped(self._anchor, self.tensors), shaped(self._momentum, self.tensors)]

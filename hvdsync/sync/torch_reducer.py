@@ -11,16 +11,45 @@ from typing import Any
 
 from hvdsync.sync.buckets import Bucket, group_positions, plan_buckets
 from hvdsync.sync.compression.exchange import Part
+from hvdsync.sync.host_sum import HostSum
 from hvdsync.sync.torch_wire import Flight, Wire
 
 
-class FlatBucket:
-    """One contiguous buffer for the gradients of several parameters, and its flight.
+class Buffer:
+    """One contiguous buffer for the gradients of several parameters, and its parts.
 
     Behind the gradients the buffer carries two flags for each, whether this rank had a gradient
-    and whether it was sparse, and one for all of them: whether they may not be finite. Reduced with
-    the rest, they tell every rank, at no further collective, which parameters no rank used, which
-    need a sparse reduction, and that a verdict is due.
+    and whether it was sparse, and two for all of them: whether they may not be finite, and that
+    this rank takes part at all. Reduced with the rest, they tell every rank, at no further
+    collective, which parameters no rank used, which need a sparse reduction, that a verdict is due,
+    and that a rank has joined.
+    """
+
+    FLAGS_OF_EACH, FLAGS_OF_ALL = 2, 2
+
+    def __init__(self, flat: Any, tensors: Sequence[Any]) -> None:
+        count = len(tensors)
+        length = len(flat) - self.FLAGS_OF_EACH * count - self.FLAGS_OF_ALL
+        self.flat = flat
+        self.gradients = flat[:length]
+        self.views = shaped(self.gradients, tensors)
+        self.used = flat[length : length + count]
+        self.sparse = flat[length + count : length + 2 * count]
+        self.suspect = flat[-2:-1]
+        self.present = flat[-1:]
+
+
+def shaped(flat: Any, tensors: Sequence[Any]) -> list[Any]:
+    """Views of a flat tensor, one behind the other, shaped as the tensors are."""
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    return [_shaped_like(part, t) for part, t in zip(parts, tensors, strict=True)]
+
+
+class FlatBucket:
+    """Gradients that travel together: what this rank sends, what has come of it, and its flight.
+
+    ``outgoing`` and ``incoming`` are one buffer, which is reduced in place, unless the ranks have
+    memory in common: then this rank's part of it is what goes out.
     """
 
     def __init__(
@@ -32,26 +61,27 @@ class FlatBucket:
         self.parts = [Part(names[i], _shape_in_memory(tensors[i])) for i in bucket.members]
         count = len(self.tensors)
         first = self.tensors[0]
-        length = bucket.length + 2 * count + 1
-        self.flat = torch.zeros(length, dtype=first.dtype, device=first.device)
-        self.gradients = self.flat[: bucket.length]
-        self.views = self.shaped(self.gradients)
-        self.used = self.flat[bucket.length : bucket.length + count]
-        self.sparse = self.flat[bucket.length + count : -1]
-        self.suspect = self.flat[-1:]
+        length = bucket.length + Buffer.FLAGS_OF_EACH * count + Buffer.FLAGS_OF_ALL
+        flat = torch.zeros(length, dtype=first.dtype, device=first.device)
+        self.outgoing = self.incoming = Buffer(flat, self.tensors)
+        self.shared: HostSum | None = None
+        self.has_been_asked = False
         self.pending = count
         self.missing: list[int] = []
         self.flight: Flight | None = None
 
-    def shaped(self, flat: Any) -> list[Any]:
-        """Views of a flat tensor, of as many elements as ``gradients``, shaped as the tensors."""
-        parts = flat.split([tensor.numel() for tensor in self.tensors])
-        return [_shaped_like(part, t) for part, t in zip(parts, self.tensors, strict=True)]
+    def share(self, torch: Any, shared: HostSum) -> None:
+        """From now on send through memory that the ranks have in common."""
+        self.shared = shared
+        self.outgoing = Buffer(torch.from_numpy(shared.mine), self.tensors)
 
     def fill(self, torch: Any, gradients: Sequence[Any | None]) -> None:
         """Copy gradients into their places; ``missing`` then lists the slots that had none."""
+        if self.shared is not None:
+            self.shared.clear()
+        outgoing = self.outgoing
         targets, sources, missing, sparse = [], [], [], []
-        for i, (gradient, view) in enumerate(zip(gradients, self.views, strict=True)):
+        for i, (gradient, view) in enumerate(zip(gradients, outgoing.views, strict=True)):
             if gradient is None:
                 missing.append(i)
             elif gradient.is_sparse:
@@ -61,36 +91,38 @@ class FlatBucket:
                 sources.append(gradient)
         if targets:
             torch._foreach_copy_(targets, sources)
-        self.used.fill_(1)
-        self.sparse.zero_()
-        self.suspect.zero_()
+        outgoing.used.fill_(1)
+        outgoing.sparse.zero_()
+        outgoing.suspect.zero_()
+        outgoing.present.fill_(1)
         for i in missing:
-            self.views[i].zero_()
-            self.used[i] = 0
+            outgoing.views[i].zero_()
+            outgoing.used[i] = 0
         for i in sparse:
-            self.views[i].zero_()
-            self.sparse[i] = 1
+            outgoing.views[i].zero_()
+            outgoing.sparse[i] = 1
         self.missing = missing
 
-    def send(self, wire: Wire) -> None:
+    def send(self, wire: Wire, label: str | None = None) -> None:
         """Start the reduction of what was filled in."""
-        self.flight = wire.send(self.flat, self.label, self.parts)
+        self.flight = wire.send(self.outgoing.flat, label or self.label, self.parts, self.shared)
 
     def receive(self, wire: Wire) -> None:
-        """Wait for the reduction and leave its result in the buffer."""
+        """Wait for the reduction and leave its result in the incoming buffer."""
         assert self.flight is not None
-        wire.receive(self.flat, self.flight, self.used)
+        wire.receive(self.incoming.flat, self.flight, self.incoming.used)
         self.flight = None
 
     def show(self, verdict: Any, keys: Sequence[Any], wire: Wire) -> None:
         """Have a verdict look at the filled buffer, and pass its suspicion on with it."""
-        limit = wire.safe_norm(self.flat.dtype)
-        self.suspect.fill_(verdict.look(self.gradients, self.views, keys, limit))
+        outgoing = self.outgoing
+        limit = wire.safe_norm(outgoing.flat.dtype)
+        outgoing.suspect.fill_(verdict.look(outgoing.gradients, outgoing.views, keys, limit))
 
     def show_reduced(self, verdict: Any, keys: Sequence[Any]) -> None:
         """Have a verdict look at the reduced buffer, where any rank was suspicious."""
-        if float(self.suspect) != 0:
-            verdict.landed(self.views, keys)
+        if float(self.incoming.suspect) != 0:
+            verdict.landed(self.incoming.views, keys)
 
 
 def _shaped_like(part: Any, tensor: Any) -> Any:
@@ -143,6 +175,29 @@ def make_flat_buckets(
         label = f"bucket{i}[{members[0]}{rest}]#{checksum:08x}"
         buckets.append(FlatBucket(torch, bucket, tensors, names, label))
     return buckets
+
+
+def share_buckets(wire: Wire, buckets: Sequence[FlatBucket]) -> None:
+    """Have buckets that all ranks have just reduced, once, go through memory in common from now on.
+
+    By then their names, which hold their parameters, have shown that all ranks have the same ones.
+    Collective, where ranks are on one host and the buckets can; otherwise, and while a rank has
+    joined, nothing happens.
+    """
+    ranks = wire.process_set.size()
+    everyone = (ranks - 0.5) / (ranks if wire.averages else 1)
+    fresh = [
+        bucket
+        for bucket in buckets
+        if not bucket.has_been_asked and float(bucket.incoming.present) > everyone
+    ]
+    if not fresh:
+        return
+    for bucket in fresh:
+        bucket.has_been_asked = True
+    sums = wire.share([(bucket.label, bucket.incoming.flat) for bucket in fresh])
+    for bucket, shared in zip(fresh, sums, strict=False):
+        bucket.share(wire.torch, shared)
 
 
 class ListReducer:
@@ -202,7 +257,8 @@ class ListReducer:
                 if verdict is not None and keys is not None:
                     bucket.show_reduced(verdict, [keys[i] for i in owner])
                 for slot, i in enumerate(owner):
-                    if gradients[i] is not None or float(bucket.used[slot]) > 0:
-                        result[i] = bucket.views[slot]
+                    if gradients[i] is not None or float(bucket.incoming.used[slot]) > 0:
+                        result[i] = bucket.incoming.views[slot]
             wire.step_is_done()
+            share_buckets(wire, self._buckets)
         return result

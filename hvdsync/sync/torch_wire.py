@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hvdsync.comm import clock
+from hvdsync.comm import clock, failures
 from hvdsync.sync.compression.exchange import (
     BucketCompressor,
     Collective,
@@ -20,6 +20,7 @@ from hvdsync.sync.compression.exchange import (
 )
 from hvdsync.sync.compression.memory import Memory
 from hvdsync.sync.compression.torch_arrays import TorchArrays
+from hvdsync.sync.host_sum import HostSum, Slot, share
 
 
 @dataclass
@@ -27,7 +28,7 @@ class Flight:
     """A flat tensor on its way: the collective under way, and what decides about the next one."""
 
     name: str
-    handle: Any
+    handle: Any = None
     kind: str = "sum"
     undo: Any = None
     exchange: Exchange | None = None
@@ -35,6 +36,7 @@ class Flight:
     pieces: Sequence[Any] = ()
     states: Sequence[State] = ()
     collectives: int = 1
+    shared: HostSum | None = None
     is_over: bool = False
 
 
@@ -73,6 +75,11 @@ class Wire:
         self._predivide = gradient_predivide_factor
         self._largest: dict[Any, float] = {}
 
+    @property
+    def averages(self) -> bool:
+        """Whether what comes is the mean over ranks, and not their sum."""
+        return bool(self.op != self.hvd.Sum)
+
     def safe_norm(self, dtype: Any) -> float:
         """Below this norm of each rank's tensor no element of what travels for it can overflow."""
         torch = self.torch
@@ -85,11 +92,47 @@ class Wire:
             self._largest[dtype] = largest = torch.finfo(wire.dtype).max * min(1.0, self._predivide)
         return largest / self.process_set.size()
 
-    def send(self, flat: Any, name: str, parts: Sequence[Part] = ()) -> Flight:
+    def share(self, named: Sequence[tuple[str, Any]]) -> Sequence[HostSum]:
+        """Sums through memory that all ranks have in common, for flat tensors; collective.
+
+        None are given back where the ranks have none, or where the tensors need what only Horovod
+        does: another device or type, compression, or a part of the ranks.
+        """
+        if (
+            self.process_set is not self.hvd.global_process_set
+            or self._predivide != 1.0
+            or not all(self._is_summed_as_it_is(flat) for _, flat in named)
+        ):
+            return ()
+        scale = 1.0 / self.process_set.size() if self.averages else 1.0
+        slots = [Slot(f"{self.name}.{name}", flat.numpy(), scale) for name, flat in named]
+        return share(slots, self._ended) or ()
+
+    def _is_summed_as_it_is(self, flat: Any) -> bool:
+        wire, undo = self._compress(flat)
+        floats = (self.torch.float32, self.torch.float64)
+        whole = not isinstance(self.compression, BucketCompressor) and wire is flat and undo is None
+        return whole and flat.device.type == "cpu" and flat.dtype in floats
+
+    def _ended(self) -> BaseException | None:
+        """The error of who waits for ranks of a world that has ended."""
+        if self.hvd.is_initialized():
+            return None
+        error = self.hvd.HorovodInternalError("Horovod has been shut down")
+        return failures.explain(error) or error
+
+    def send(
+        self, flat: Any, name: str, parts: Sequence[Part] = (), shared: HostSum | None = None
+    ) -> Flight:
         """Start the reduction of a flat tensor, which must stay untouched until it is received.
 
-        ``parts`` are the tensors that it begins with, for a compressor to which they matter.
+        ``parts`` are the tensors that it begins with, for a compressor to which they matter. With
+        ``shared``, ``flat`` is its array.
         """
+        if shared is not None:
+            self._count(flat)
+            shared.post()
+            return Flight(name, shared=shared)
         compressor = self._compressor(flat.dtype)
         if compressor is None:
             wire, undo = self._compress(flat)
@@ -104,6 +147,10 @@ class Wire:
     def advance(self, flight: Flight) -> None:
         """Wait for the collective under way and start the one after it, if there is one."""
         started = time.perf_counter()
+        if flight.shared is not None:
+            flight.is_over = flight.shared.advance()
+            self.waited_seconds += time.perf_counter() - started
+            return
         result = self.hvd.synchronize(flight.handle)
         self.waited_seconds += time.perf_counter() - started
         if flight.exchange is None:
@@ -140,13 +187,15 @@ class Wire:
         """
         while not flight.is_over:
             self.advance(flight)
+        if flight.shared is not None:
+            return
         start = 0
         for piece in flight.pieces:
             part = flat[start : start + piece.numel()]
             if part.data_ptr() != piece.data_ptr():
                 part.copy_(piece)
             start += piece.numel()
-        if flight.exchange is not None and self.op == self.hvd.Sum:
+        if flight.exchange is not None and not self.averages:
             flat.mul_(self.process_set.size())
         if flight.states and bool(flat.sum().isfinite()):
             for i, (part, state) in enumerate(zip(flight.parts, flight.states, strict=True)):
@@ -220,8 +269,11 @@ class Wire:
         start = hvd.allgather_async if collective.kind == "gather" else hvd.alltoall_async
         return self._counted(start, collective.tensor, name)
 
-    def _counted(self, start: Any, tensor: Any, name: str, **options: Any) -> Any:
+    def _count(self, tensor: Any) -> None:
         self.collectives += 1
         self.sent_bytes += tensor.numel() * tensor.element_size()
+
+    def _counted(self, start: Any, tensor: Any, name: str, **options: Any) -> Any:
+        self._count(tensor)
         label = f"{self.name}.{name}"
         return start(tensor, name=label, process_set=self.process_set, **options)

@@ -15,7 +15,7 @@ from hvdsync.errors import HvdsyncError
 from hvdsync.guard.torch_nonfinite import TorchVerdict
 from hvdsync.sync.buckets import group_positions
 from hvdsync.sync.compression.memory import Memory
-from hvdsync.sync.torch_reducer import FlatBucket, make_flat_buckets
+from hvdsync.sync.torch_reducer import FlatBucket, make_flat_buckets, share_buckets
 from hvdsync.sync.torch_wire import Wire
 from hvdsync.torch.passes import PassReducer, when_backward_is_done
 
@@ -174,7 +174,7 @@ class GradientReducer(PassReducer):
         with torch.no_grad():
             bucket.fill(torch, [self._dense_gradient(p) for p in bucket.tensors])
             if self._average_passes and self._passes_done > 1:
-                bucket.flat.div_(self._passes_done)
+                bucket.outgoing.flat.div_(self._passes_done)
             if self.verdict is not None:
                 bucket.show(self.verdict, bucket.tensors, self.wire)
             bucket.send(self.wire)
@@ -256,17 +256,20 @@ class GradientReducer(PassReducer):
         if stale or found_sparse:
             logger.debug("the reduction is planned anew for %d parameters", len(trainable))
             self._watch(trainable)
+        else:
+            share_buckets(wire, self._buckets)
 
     def _deliver(
         self, bucket: FlatBucket, trainable: dict[torch.Tensor, str]
     ) -> dict[torch.Tensor, str]:
         """Make each parameter's ``.grad`` its view; gives back those found to be sparse."""
-        sparse_slots = bucket.sparse.nonzero().flatten().tolist()
+        incoming = bucket.incoming
+        sparse_slots = incoming.sparse.nonzero().flatten().tolist()
         missing = set(bucket.missing)
-        for slot, (parameter, view) in enumerate(zip(bucket.tensors, bucket.views, strict=True)):
+        for slot, (parameter, view) in enumerate(zip(bucket.tensors, incoming.views, strict=True)):
             if slot in sparse_slots:
                 continue
-            if slot in missing and not float(bucket.used[slot]) > 0:
+            if slot in missing and not float(incoming.used[slot]) > 0:
                 continue
             if self._sparse_as_dense and parameter.grad is not None and parameter.grad.is_sparse:
                 parameter.grad = view.to_sparse(1)

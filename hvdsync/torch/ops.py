@@ -7,9 +7,11 @@ Importing this finds Horovod, or says in one sentence how to get it. In a world 
 import functools
 import importlib
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from hvdsync.comm import horovod, process_group
+from hvdsync.sync import host_sum
 
 hvd = horovod.load("torch")
 
@@ -139,7 +141,8 @@ def _by_engine(name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(operation)
     def run(*args: Any, **kwargs: Any) -> Any:
         if process_group.active() is None:
-            return operation(*args, **kwargs)
+            with host_sum.contributing_zeros() if name == "join" else nullcontext():
+                return operation(*args, **kwargs)
         # Not before: it needs torch.distributed, which not every PyTorch was built with.
         other = importlib.import_module("hvdsync.torch.process_group_ops")
         return getattr(other, name)(*args, **kwargs)

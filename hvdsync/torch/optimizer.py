@@ -218,6 +218,12 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             return 0 if wire is None else wire.sent_bytes
         return 0 if self._reducer is None else self._reducer.sent_bytes
 
+    @property
+    def collectives(self) -> int:
+        """How many collectives this rank has taken part in for gradients so far."""
+        wire = getattr(self._local or self._reducer, "wire", None)
+        return 0 if wire is None else wire.collectives
+
 
 def _reduce_before_step(reducer: Reducer) -> Callable[..., Any]:
     def before_step(

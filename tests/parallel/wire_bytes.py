@@ -7,7 +7,7 @@ import math
 
 LARGE = 40 * 60
 SMALL = 60 + 60 * 3 + 3  # biases and a narrow matrix, which error feedback leaves as they are
-TORCH_FLAGS = 2 * 4 + 1  # two for each of four tensors, one for the bucket
+TORCH_FLAGS = 2 * 4 + 2  # two for each of four tensors, two for the bucket
 
 
 def sent_bytes(name, ranks, steps=1, flags=0):

@@ -1,6 +1,6 @@
 """Operations that this rank has submitted and that are not complete, oldest first.
 
-Horovod's extension lists them, built as ``python -m hvdsync build-horovod`` builds it.
+Horovod's extension lists its own, built as ``python -m hvdsync build-horovod`` builds it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from hvdsync.comm import in_flight
 
 # A rank that has joined contributes to what the others do: it may wait as long as they train.
 _JOIN = "join.noname"
@@ -47,7 +49,8 @@ class Pending:
             buffer = ctypes.create_string_buffer(capacity)
             needed = self._list(buffer, capacity)
             if needed < capacity:
-                return parse(buffer.value.decode(errors="replace"))
+                own = [Operation(0, seconds, name) for name, seconds in in_flight.listed()]
+                return by_age([*parse(buffer.value.decode(errors="replace")), *own])
             capacity = 2 * needed + 1
 
     def members(self, operations: Sequence[Operation]) -> dict[int, list[int]]:
@@ -67,4 +70,9 @@ def parse(text: str) -> list[Operation]:
     for line in text.splitlines():
         process_set, milliseconds, name = line.split("\t", 2)
         operations.append(Operation(int(process_set), int(milliseconds) / 1000, name))
+    return by_age(operations)
+
+
+def by_age(operations: Sequence[Operation]) -> list[Operation]:
+    """The oldest first."""
     return sorted(operations, key=lambda operation: -operation.seconds)

@@ -1,0 +1,220 @@
+"""One array of each rank of a host in, their sum out: through memory that they have in common.
+
+Nothing is negotiated and nothing goes through the network stack. NumPy only.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from hvdsync.comm import host_memory, in_flight, world
+
+# Flags of different ranks do not lie on one cache line.
+_LINE = 64
+_FLAGS = 3
+_FILLED, _SUMMED, _TAKEN = range(_FLAGS)
+
+# Elements that are summed at a time, so that a second pass over them finds them in the cache.
+_CHUNK = 1 << 15
+# Up to so many ranks reading everything is less work than reading a share and then the results.
+_FEW = 3
+# Below this many bytes a second meeting of ranks costs more than what it saves.
+_SMALL_BYTES = 1 << 14
+
+# A rank that waits first leaves its core to others at each look, then sleeps between looks.
+_SPIN_SECONDS = 2e-3
+_SHORTEST_SLEEP, _LONGEST_SLEEP = 5e-5, 1e-3
+_LOOK_AROUND_SECONDS = 0.1
+
+
+# All of this process.
+_living: weakref.WeakSet[HostSum] = weakref.WeakSet()
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What is summed: its name on all ranks, where ``scale`` times the sum is to be."""
+
+    name: str
+    result: np.ndarray
+    scale: float
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one rank's array, on whole cache lines."""
+        return -(-self.result.nbytes // _LINE) * _LINE
+
+
+class HostSum:
+    """The sum over ranks of one array each, step after step.
+
+    ``mine`` is this rank's array, in the common memory: it is filled after :meth:`clear`, and
+    :meth:`post` shows it to the others. :meth:`advance`, called until it says so, then waits for
+    the others and leaves the result in the slot's array. Elements are added in the order of ranks,
+    so that all ranks get the same bits. Few ranks each add up everything; more of them add up a
+    share each, and read those of the others.
+    """
+
+    def __init__(
+        self,
+        slot: Slot,
+        flags: Sequence[np.ndarray],
+        arrays: Sequence[np.ndarray],
+        rank: int,
+        is_over: Callable[[], BaseException | None],
+    ) -> None:
+        self._slot = slot
+        self.mine = arrays[rank]
+        self._arrays = arrays
+        self._rank = rank
+        self._is_over = is_over
+        self._flags = flags
+        self._turn = 0
+        size = len(arrays)
+        self._alone = size <= _FEW or slot.bytes <= _SMALL_BYTES
+        self._shares = [
+            slice(a, b)
+            for a, b in pairwise([len(slot.result) * i // size for i in range(size + 1)])
+        ]
+        _living.add(self)
+        self._scratch = np.empty(min(_CHUNK, len(slot.result)), slot.result.dtype)
+        self._has_summed = False
+
+    def clear(self) -> None:
+        """Wait until all ranks have read what this one showed them last."""
+        self._wait(_TAKEN)
+
+    def post(self) -> None:
+        """This rank's array is filled."""
+        self._turn += 1
+        self._flags[self._rank][_FILLED] = self._turn
+        in_flight.begin(self._slot.name)
+
+    def advance(self) -> bool:
+        """Wait for what is next, and do it; whether the result is there now.
+
+        Raises what ``is_over`` has to say when the ranks' world ends meanwhile.
+        """
+        result, scale = self._slot.result, self._slot.scale
+        if not self._has_summed:
+            self._wait(_FILLED)
+            self._has_summed = True
+            if not self._alone:
+                share = self._shares[self._rank]
+                self._add_up(share, self.mine[share], 1.0)
+                self._flags[self._rank][_SUMMED] = self._turn
+                return False
+            self._add_up(slice(0, len(result)), result, scale)
+        else:
+            self._wait(_SUMMED)
+            for share, array in zip(self._shares, self._arrays, strict=True):
+                np.multiply(array[share], scale, out=result[share])
+        self._flags[self._rank][_TAKEN] = self._turn
+        self._has_summed = False
+        in_flight.end(self._slot.name)
+        return True
+
+    @property
+    def is_begun_by_others(self) -> bool:
+        """Whether another rank is at a turn that this one has not come to."""
+        return any(flags[_FILLED] > self._turn for flags in self._flags)
+
+    def contribute_zeros(self) -> None:
+        """This rank's part of a turn to which it brings nothing. Its result is thrown away."""
+        self.clear()
+        self.mine[:] = 0
+        self.post()
+        while not self.advance():
+            pass
+
+    def _add_up(self, share: slice, result: np.ndarray, scale: float) -> None:
+        first, second, *others = (array[share] for array in self._arrays)
+        for start in range(0, len(result), _CHUNK):
+            chunk = slice(start, start + _CHUNK)
+            # Not in place: the result may belong where a later rank's elements are.
+            total = np.add(first[chunk], second[chunk], out=self._scratch[: len(result) - start])
+            for other in others:
+                total += other[chunk]
+            np.multiply(total, scale, out=result[chunk])
+
+    def _wait(self, which: int) -> None:
+        for flags in self._flags:
+            if flags[which] < self._turn:
+                self._wait_for(flags, which)
+
+    def _wait_for(self, flags: np.ndarray, which: int) -> None:
+        started = time.perf_counter()
+        while time.perf_counter() - started < _SPIN_SECONDS:
+            os.sched_yield()
+            if flags[which] >= self._turn:
+                return
+        pause, looked = _SHORTEST_SLEEP, started
+        while flags[which] < self._turn:
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_SLEEP)
+            now = time.perf_counter()
+            if now - looked > _LOOK_AROUND_SECONDS:
+                looked = now
+                error = self._is_over()
+                if error is not None:
+                    in_flight.end(self._slot.name)
+                    raise error
+
+
+@contextmanager
+def contributing_zeros() -> Iterator[None]:
+    """Context in which this rank takes its part, with zeros, in all sums that others begin.
+
+    A thread does that, as Horovod's does for a rank that has joined.
+    """
+    over = threading.Event()
+
+    def serve() -> None:
+        while not over.wait(_LONGEST_SLEEP):
+            for awaited in [s for s in list(_living) if s.is_begun_by_others]:
+                try:
+                    awaited.contribute_zeros()
+                except Exception:  # the ranks' world has ended, which the main thread will say
+                    return
+
+    thread = threading.Thread(target=serve, name="hvdsync joined", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def share(
+    slots: Sequence[Slot], is_over: Callable[[], BaseException | None]
+) -> list[HostSum] | None:
+    """A sum for each slot, or None on every rank where they have no memory in common; collective.
+
+    All ranks give equal slots. ``is_over`` gives the error with which waiting ends when the world
+    of ranks has ended.
+    """
+    if not slots or not host_memory.may_be_shared():
+        return None
+    flag_bytes = _FLAGS * _LINE
+    memory = host_memory.share(sum(flag_bytes + slot.bytes for slot in slots))
+    if memory is None:
+        return None
+    sums, start = [], 0
+    for slot in slots:
+        middle, end = start + flag_bytes, start + flag_bytes + slot.bytes
+        used = middle + slot.result.nbytes
+        flags = [piece[start:middle].view(np.int64)[:: _LINE // 8] for piece in memory.pieces]
+        arrays = [piece[middle:used].view(slot.result.dtype) for piece in memory.pieces]
+        sums.append(HostSum(slot, flags, arrays, world.current().rank, is_over))
+        start = end
+    return sums

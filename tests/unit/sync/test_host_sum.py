@@ -1,0 +1,88 @@
+"""Sums through memory in common, with all ranks played by one process."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from hvdsync.comm import in_flight
+from hvdsync.sync.host_sum import HostSum, Slot, contributing_zeros
+
+
+def ranks_of(size: int, length: int, scale: float, is_over=lambda: None) -> list[HostSum]:
+    flags = [np.zeros(3, np.int64) for _ in range(size)]
+    arrays = [np.zeros(length, np.float32) for _ in range(size)]
+    return [
+        HostSum(Slot(f"sum of {r}", np.zeros(length, np.float32), scale), flags, arrays, r, is_over)
+        for r in range(size)
+    ]
+
+
+def result_of(rank: HostSum) -> np.ndarray:
+    return rank._slot.result
+
+
+# A length that is no multiple of ranks or chunks, above what is always added up by everyone.
+@pytest.mark.parametrize("length", [5, 70_001])
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_all_ranks_get_the_scaled_sum_at_every_turn(size: int, length: int) -> None:
+    ranks = ranks_of(size, length, 1 / size)
+    for turn in range(3):
+        values = [np.arange(length, dtype=np.float32) * (r + 1) + turn for r in range(size)]
+        for rank, value in zip(ranks, values, strict=True):
+            rank.clear()
+            rank.mine[:] = value
+            rank.post()
+        done = [rank.advance() for rank in ranks]
+        if not all(done):
+            assert not any(done)
+            assert all(rank.advance() for rank in ranks)
+        expected = sum(values[1:], values[0]) * np.float32(1 / size)
+        for rank in ranks:
+            np.testing.assert_array_equal(result_of(rank), expected)
+
+
+def test_an_array_is_not_filled_anew_before_all_have_read_it() -> None:
+    first, second = ranks_of(2, 4, 1.0)
+    for rank in (first, second):
+        rank.clear()
+        rank.post()
+    assert first.advance()
+    filling = threading.Thread(target=first.clear)
+    filling.start()
+    filling.join(0.05)
+    assert filling.is_alive()
+    assert second.advance()
+    filling.join()
+
+
+def test_a_rank_that_has_joined_adds_zeros_to_what_the_others_begin() -> None:
+    first, second = ranks_of(2, 4, 1.0)
+    second.mine[:] = 7  # of its last turn
+    with contributing_zeros():
+        for turn in (1, 2):
+            # Only one of them waits for anybody: both are in this process.
+            first.clear()
+            first.mine[:] = turn
+            first.post()
+            assert first.advance()
+            assert result_of(first).tolist() == [turn] * 4
+    assert first._turn == second._turn == 2
+
+
+def test_what_waits_is_listed_and_ends_with_the_world() -> None:
+    listed = []
+
+    def is_over() -> BaseException:
+        listed.extend(name for name, _ in in_flight.listed())
+        return RuntimeError("the world has ended")
+
+    first, _ = ranks_of(2, 4, 1.0, is_over)
+    first.clear()
+    first.post()
+    with pytest.raises(RuntimeError, match="the world has ended"):
+        first.advance()
+    assert listed == ["sum of 0"]
+    assert in_flight.listed() == []
