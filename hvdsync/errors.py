@@ -41,6 +41,19 @@ class RankFailed(HvdsyncError):
     """Another rank raised, died or finished while this one needed it; the message says which."""
 
 
+class RunFailed(HvdsyncError):
+    """A function that :func:`hvdsync.run` started failed: the message is its rank's traceback.
+
+    ``rank`` failed first (None: which is not known), and what it raised is the error's cause;
+    ``exceptions`` has what each rank raised, where it could be sent back.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.rank: int | None = None
+        self.exceptions: dict[int, BaseException] = {}
+
+
 class CheckpointError(HvdsyncError):
     """A checkpoint could not be written, verified or restored."""
 

@@ -97,6 +97,11 @@ def wait_limit() -> float:
     return limit.resolve(None) if _active is None else _active.seconds
 
 
+def is_active() -> bool:
+    """Whether other ranks are told how this one ends."""
+    return _active is not None
+
+
 def fail(error: BaseException) -> None:
     """Tell the other ranks that this one ends with ``error``, which nobody will see uncaught."""
     if _active is not None:
