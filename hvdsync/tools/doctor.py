@@ -59,7 +59,10 @@ def as_json(findings: Findings, verdicts: list[Verdict]) -> dict[str, Any]:
 @click.option("--quick", is_flag=True, help="Only look; do not try Horovod.")
 @click.pass_context
 def command(context: click.Context, use_json: bool, quick: bool) -> None:
-    """Say what is found, what works, and how to mend what does not."""
+    """Say what is found, what works, and how to mend what does not.
+
+    Under a launcher rank 0 speaks, and those where something is broken.
+    """
     console = Console()
     if use_json or quick or not console.is_terminal:
         findings = gather(try_horovod=not quick)
@@ -67,6 +70,8 @@ def command(context: click.Context, use_json: bool, quick: bool) -> None:
         with console.status("looking, and trying one all-reduce per framework"):
             findings = gather()
     verdicts = judge(findings)
+    if findings.launch is not None and findings.launch.rank and not is_broken(verdicts):
+        return
     if use_json:
         click.echo(json.dumps(as_json(findings, verdicts), indent=1))
     else:

@@ -136,3 +136,22 @@ def test_a_second_front_door_is_refused_and_the_first_goes_on(controller, order,
     output = succeed([*two_ranks(controller), sys.executable, RANK, "both", order], tmp_path)
     reason = f"hvdsync.{first} is initialised in this process, and hvdsync.{second} cannot be"
     assert output.count(reason) == 2
+
+
+DOCTOR = ("-m", "hvdsync", "doctor", "--quick")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "command"),
+    [
+        ("horovodrun", ("horovodrun", "--gloo", "-np", "2", "python", *DOCTOR)),
+        ("mpirun", (*MPIRUN, "python", *DOCTOR)),
+        ("torchrun", ("torchrun", "--standalone", "--nproc-per-node=2", *DOCTOR)),
+    ],
+)
+def test_doctor_says_which_launcher_it_sees(launcher, command, tmp_path):
+    if shutil.which(command[0], path=environment()["PATH"]) is None:
+        pytest.skip(f"there is no {command[0]}")
+    output = succeed(command, tmp_path)
+    assert f"{launcher}: rank 0 of 2, local rank 0 of 2" in output
+    assert "rank 1 of 2" not in output

@@ -272,6 +272,11 @@ def _machine(found: Findings) -> Iterator[Verdict]:
             f"{at.launcher}: rank {at.rank} of {at.size}, "
             f"local rank {at.local_rank} of {at.local_size}"
         )
+        if at.elastic:
+            text += "; elastic, these are the numbers of its start"
+        if at.launcher == "torchrun":
+            # Horovod has no way to find the others; a process group has.
+            text += '; for init(engine="ddp") and python -m hvdsync.train --engine ddp'
         yield Verdict("launcher", Status.OK, text)
 
 

@@ -154,6 +154,13 @@ def test_the_launcher_that_started_it_is_shown(findings: Make) -> None:
     assert verdict.text == "mpirun: rank 1 of 4, local rank 1 of 2"
 
 
+def test_what_a_launcher_changes_for_a_script_is_said(findings: Make) -> None:
+    elastic = LaunchInfo("horovodrun", 0, 2, 0, 2, elastic=True)
+    assert _only(findings(launch=elastic), "launcher").text.endswith("the numbers of its start")
+    torchrun = LaunchInfo("torchrun", 0, 2, 0, 2)
+    assert 'init(engine="ddp")' in _only(findings(launch=torchrun), "launcher").text
+
+
 def _run(monkeypatch: pytest.MonkeyPatch, found: Findings, *arguments: str) -> Any:
     monkeypatch.setattr(doctor, "gather", lambda **_: found)
     return CliRunner().invoke(doctor.command, [*arguments], env={"COLUMNS": "100"})
@@ -189,3 +196,14 @@ def test_json_holds_verdicts_and_findings(
     assert content["findings"]["frameworks"]["torch"]["version"] == "2.13.0+cpu"
     statuses = {verdict["topic"]: verdict["status"] for verdict in content["verdicts"]}
     assert statuses["PyTorch"] == "ok"
+
+
+def test_under_a_launcher_rank_0_speaks_and_who_has_something_broken(
+    findings: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (LaunchInfo("srun", rank, 2, 0, 1) for rank in (0, 1))
+    assert "srun: rank 0 of 2" in _run(monkeypatch, findings(launch=first)).output
+    assert _run(monkeypatch, findings(launch=second)).output == ""
+    broken = _run(monkeypatch, findings(launch=second, horovod=None))
+    assert broken.exit_code == 1
+    assert "Horovod is not installed" in broken.output
