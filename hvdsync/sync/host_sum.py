@@ -72,7 +72,8 @@ class HostSum:
         rank: int,
         is_over: Callable[[], BaseException | None],
     ) -> None:
-        self._slot = slot
+        self.name = slot.name
+        self._result, self._scale = slot.result, slot.scale
         self.mine = arrays[rank]
         self._arrays = arrays
         self._rank = rank
@@ -97,14 +98,14 @@ class HostSum:
         """This rank's array is filled."""
         self._turn += 1
         self._flags[self._rank][_FILLED] = self._turn
-        in_flight.begin(self._slot.name)
+        in_flight.begin(self.name)
 
     def advance(self) -> bool:
         """Wait for what is next, and do it; whether the result is there now.
 
         Raises what ``is_over`` has to say when the ranks' world ends meanwhile.
         """
-        result, scale = self._slot.result, self._slot.scale
+        result, scale = self._result, self._scale
         if not self._has_summed:
             self._wait(_FILLED)
             self._has_summed = True
@@ -120,8 +121,14 @@ class HostSum:
                 np.multiply(array[share], scale, out=result[share])
         self._flags[self._rank][_TAKEN] = self._turn
         self._has_summed = False
-        in_flight.end(self._slot.name)
+        in_flight.end(self.name)
         return True
+
+    def hand_over(self) -> np.ndarray:
+        """The result, as the caller's own: the next one goes into another array."""
+        result = self._result
+        self._result = np.empty_like(result)
+        return result
 
     @property
     def is_begun_by_others(self) -> bool:
@@ -166,7 +173,7 @@ class HostSum:
                 looked = now
                 error = self._is_over()
                 if error is not None:
-                    in_flight.end(self._slot.name)
+                    in_flight.end(self.name)
                     raise error
 
 
@@ -174,7 +181,8 @@ class HostSum:
 def contributing_zeros() -> Iterator[None]:
     """Context in which this rank takes its part, with zeros, in all sums that others begin.
 
-    A thread does that, as Horovod's does for a rank that has joined.
+    A thread does that, as Horovod's does for a rank that has joined. To be left by all ranks: they
+    meet at the end of it, lest one that is late takes a sum begun thereafter for one of before.
     """
     over = threading.Event()
 
@@ -193,6 +201,8 @@ def contributing_zeros() -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+    if host_memory.may_be_shared():
+        world.current().barrier()
 
 
 def share(

@@ -10,6 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -32,6 +33,20 @@ from hvdsync.sync.tensorflow_gradients import (
     key_of,
     variable_of,
 )
+from hvdsync.sync.tensorflow_host_sum import HostSums
+
+
+@dataclass(frozen=True)
+class _Packet:
+    """A flat tensor that travels: the ``parts`` that it begins with, of the gradients ``members``,
+    and the ``sizes`` of all its parts."""
+
+    name: str
+    flat: Any
+    parts: Sequence[Part]
+    members: Sequence[int]
+    sizes: Sequence[int]
+
 
 # How often each label was used in a graph so far. A second use in one graph (two calls of
 # gradient() on a persistent tape) may be in flight beside the first and needs another name; a
@@ -96,6 +111,14 @@ class GraphReducer:
         self._exchanges: Exchanges | None = None
         if isinstance(compression, BucketCompressor) and op in (hvd.Average, hvd.Sum):
             self._exchanges = Exchanges(tf, hvd, compression, self.process_set)
+        self._host_sums: HostSums | None = None
+        if (
+            self._exchanges is None
+            and op in (hvd.Average, hvd.Sum)
+            and gradient_predivide_factor == 1.0
+            and self.process_set is hvd.global_process_set
+        ):
+            self._host_sums = HostSums(tf, hvd, averages=op == hvd.Average)
         # There is nothing for AutoGraph to convert, which takes it seconds.
         self._unconverted = tf.autograph.experimental.do_not_convert(self._reduce)
         clock.include(self)
@@ -357,49 +380,55 @@ class GraphReducer:
             result[i] = tf.reshape(arrived, tf.shape(result[i]))
         packed = [number for number, bucket in enumerate(plan) if len(bucket.members) > 1]
         carrier = packed[-1] if packed and look is not None else None
-        flag = None
+        packets = []
         for number in sorted(range(len(plan)), key=lambda number: number == carrier):
             members = [known[p] for p in plan[number].members]
-            parts, sizes = [result[i] for i in members], plan[number].sizes
-            name = f"{label}.bucket{number}"
+            parts, sizes = [result[i] for i in members], list(plan[number].sizes)
+            described = self._parts(label, members, parts)
             if number == carrier:
                 assert look is not None
                 look.at(members, parts, largest=self._largest(parts[0]))
-                *parts, flag = self._travel_packed(
-                    [*parts, look.flag], [*sizes, 1], name, self._parts(label, members, parts)
-                )
-            elif len(members) == 1:
-                if look is not None:
-                    look.at(members, parts, largest=self._largest(parts[0]))
-                described = self._parts(label, members, parts)
-                parts = [self._travel(tf.reshape(parts[0], [-1]), name, described)]
-            else:
-                looking = None if look is None else (look, members)
-                described = self._parts(label, members, parts)
-                parts = self._travel_packed(parts, sizes, name, described, looking)
-            for i, part in zip(members, parts, strict=True):
+                parts.append(tf.cast(look.flag, parts[0].dtype))
+                sizes.append(1)
+            flat = tf.concat([tf.reshape(part, [-1]) for part in parts], 0)
+            if look is not None and number != carrier:
+                look.at(members, [flat], sizes, self._largest(flat))
+            packets.append(_Packet(f"{label}.bucket{number}", flat, described, members, sizes))
+        flag = None
+        for packet, flat in zip(packets, self._travel_all(packets), strict=True):
+            # The flag is behind the gradients of its bucket.
+            *_, flag = parts = tf.split(flat, packet.sizes)
+            for i, part in zip(packet.members, parts, strict=False):
                 result[i] = tf.reshape(part, result[i].shape)
         if look is None:
             return None
-        if flag is None:
+        if carrier is None:
             flag = self._travel_alone(look.flag, f"{label}.suspect")
         return tf.reshape(tf.cast(flag, tf.float32) > 0, [])
 
-    def _travel_packed(
-        self,
-        parts: Sequence[Any],
-        sizes: Sequence[int],
-        name: str,
-        described: Sequence[Part],
-        looking: tuple[Look, Sequence[int]] | None = None,
-    ) -> list[Any]:
-        tf = self._tf
-        dtype = parts[0].dtype
-        flat = tf.concat([tf.reshape(tf.cast(part, dtype), [-1]) for part in parts], 0)
-        if looking is not None:
-            look, members = looking
-            look.at(members, [flat], sizes, self._largest(flat))
-        return list(tf.split(self._travel(flat, name, described), list(sizes)))
+    def _travel_all(self, packets: Sequence[_Packet]) -> list[Any]:
+        """The reductions of packets, through memory that the ranks have in common where they can"""
+        together = [p for p in packets if self._is_summed_as_it_is(p.flat)]
+        sums = None
+        if together:
+            assert self._host_sums is not None
+            sums = self._host_sums.prepare([(p.name, p.flat) for p in together])
+        arrived = {}
+        if sums is not None:
+            assert self._host_sums is not None
+            flats = [p.flat for p in together]
+            self._sent_by_graph += [bytes_of(self._tf, flat) for flat in flats]
+            reduced = self._host_sums.add_up(sums, flats)
+            arrived = {p.name: flat for p, flat in zip(together, reduced, strict=True)}
+        return [
+            arrived[p.name] if p.name in arrived else self._travel(p.flat, p.name, p.parts)
+            for p in packets
+        ]
+
+    def _is_summed_as_it_is(self, flat: Any) -> bool:
+        if self._host_sums is None or flat.dtype not in (self._tf.float32, self._tf.float64):
+            return False
+        return self._compress(flat)[0] is flat and self._host_sums.may_be_used(self._tf)
 
     def _travel_alone(self, flag: Any, name: str) -> Any:
         tf, hvd = self._tf, self._hvd

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from hvdsync.comm import horovod as _horovod
 from hvdsync.comm import world
+from hvdsync.sync import host_sum
 from hvdsync.sync.tensorflow_gradients import kept_from_folding, variable_of
 from hvdsync.tensorflow.compression import Compression
 
@@ -259,4 +260,7 @@ def join() -> Any:
 
     Gives the rank that joined last.
     """
-    return tf.constant(0) if _without_runtime() else hvd.join()
+    if _without_runtime():
+        return tf.constant(0)
+    with host_sum.contributing_zeros():
+        return hvd.join()

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import rich_click as click
 
 from hvdsync.errors import HvdsyncError
+from hvdsync.tools.bench.models import MODELS
+from hvdsync.tools.bench.report import Report
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -94,9 +96,61 @@ def updates(out: Path | None, **options: float | str) -> None:
             "bench updates: rules are compared on several workers, found one; start it with "
             "`horovodrun --mpi -np 2 python -m hvdsync bench updates`"
         )
-    from hvdsync.tools.bench.report import finish
     from hvdsync.tools.bench.updates import Settings, measure
 
-    measured = measure(Settings(**options))  # type: ignore[arg-type]
-    if launch.rank == 0:
-        finish(measured.report(), out)
+    report(measure(Settings(**options)).report(), out)  # type: ignore[arg-type]
+
+
+@command.command("step")
+@click.option(
+    "--framework", type=click.Choice(["torch", "tensorflow"]), default="torch", show_default=True
+)
+@click.option(
+    "--models",
+    default=",".join(MODELS),
+    show_default=True,
+    help="Which, with commas between.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    help="How often all take turns; ratios are those of the same round.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, min_open=True),
+    default=0.15,
+    show_default=True,
+    help="How long one turn is, about.",
+)
+@click.option("--quick", is_flag=True, help="Two models and ten rounds.")
+@to_directory
+def step(
+    framework: str, models: str, rounds: int, seconds: float, quick: bool, out: Path | None
+) -> None:
+    """Time of a training step beside raw Horovod, DDP and a process that talks to nobody.
+
+    Start it with `horovodrun -np 2 python -m hvdsync bench step`.
+    """
+    from hvdsync.tools.bench.step import Settings, measure
+
+    names = tuple(models.split(","))
+    if unknown := [name for name in names if name not in MODELS]:
+        raise HvdsyncError(
+            f"bench step: there is no model {', '.join(unknown)}; there are {', '.join(MODELS)}"
+        )
+    if quick:
+        names, rounds = ("mlp", "deep"), 10
+    report(measure(Settings(framework, names, rounds, seconds)), out)
+
+
+def report(made: Report, out: Path | None) -> None:
+    """Show and keep a report, once for all workers."""
+    from hvdsync.comm.launch import detect
+    from hvdsync.tools.bench.report import finish
+
+    launch = detect()
+    if launch is None or launch.rank == 0:
+        finish(made, out)

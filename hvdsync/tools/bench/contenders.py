@@ -17,3 +17,11 @@ class Contender:
 
     step: Callable[[], None]
     traffic: Callable[[], tuple[int, int]] | None = None
+
+    def of_one_step(self) -> tuple[float, float]:
+        """Bytes and collectives of one more step. Collective."""
+        assert self.traffic is not None
+        before = self.traffic()
+        self.step()
+        sent, collectives = self.traffic()
+        return sent - before[0], collectives - before[1]

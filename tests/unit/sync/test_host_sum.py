@@ -21,7 +21,7 @@ def ranks_of(size: int, length: int, scale: float, is_over=lambda: None) -> list
 
 
 def result_of(rank: HostSum) -> np.ndarray:
-    return rank._slot.result
+    return rank._result
 
 
 # A length that is no multiple of ranks or chunks, above what is always added up by everyone.

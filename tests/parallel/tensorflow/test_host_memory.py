@@ -1,0 +1,72 @@
+"""Gradients of ranks on one host, through the memory that they have in common."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvdsync.tensorflow as hvd
+from hvdsync.comm.host_memory import SWITCH
+from hvdsync.sync.tensorflow_host_sum import HostSums
+
+INPUTS, UNITS = 300, 30
+
+
+@pytest.fixture
+def used(monkeypatch):
+    """How many tensors each step has sent through it, while a graph was made."""
+    sent = []
+    add_up = HostSums.add_up
+
+    def noted(self, sums, flats):
+        sent.append(len(flats))
+        return add_up(self, sums, flats)
+
+    monkeypatch.setattr(HostSums, "add_up", noted)
+    return sent
+
+
+def make_step(graph, units=UNITS):
+    kernel, bias = tf.Variable(tf.zeros((INPUTS, units))), tf.Variable(tf.zeros(units))
+
+    def step(factor):
+        with tf.GradientTape() as tape:
+            loss = factor * tf.reduce_sum(tf.ones((1, INPUTS)) @ kernel + bias)
+        return hvd.DistributedGradientTape(tape).gradient(loss, [kernel, bias])
+
+    return tf.function(step) if graph else step
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_every_step_of_ranks_of_one_host_goes_through_it(several_ranks, used, graph):
+    step = make_step(graph)
+    mean_of_ranks = (hvd.size() + 1) / 2
+    kept = []
+    for turn in range(1, 4):
+        kernel, bias = step(tf.constant(turn * (hvd.rank() + 1.0)))
+        kept.append((turn, kernel, bias))
+    # Those of earlier steps too: nothing has overwritten them.
+    for turn, kernel, bias in kept:
+        np.testing.assert_allclose(kernel, np.full((INPUTS, UNITS), turn * mean_of_ranks))
+        np.testing.assert_allclose(bias, np.full(UNITS, turn * mean_of_ranks))
+    assert used and set(used) == {1}
+
+
+def test_one_rank_that_does_not_want_it_is_enough(several_ranks, used, monkeypatch):
+    if hvd.rank() == hvd.size() - 1:
+        monkeypatch.setenv(SWITCH, "0")
+    # Of another size: for tensors of the same names and sizes it would be decided already.
+    kernel, _ = make_step(True, units=7)(tf.constant(hvd.rank() + 1.0))
+    np.testing.assert_allclose(kernel, np.full((INPUTS, 7), (hvd.size() + 1) / 2))
+    assert used == []
+
+
+def test_joined_ranks_count_as_zeros(several_ranks, used):
+    step = make_step(True)
+    step(tf.constant(1.0))
+    for turn in range(hvd.rank() + 1):
+        kernel, _ = step(tf.constant(1.0))
+        expected = (hvd.size() - turn) / hvd.size()
+        np.testing.assert_allclose(kernel, np.full((INPUTS, UNITS), expected))
+    hvd.join()
+    np.testing.assert_allclose(step(tf.constant(1.0))[0], np.ones((INPUTS, UNITS)))
+    assert used
