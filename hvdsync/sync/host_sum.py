@@ -18,8 +18,8 @@ import numpy as np
 
 from hvdsync.comm import host_memory, in_flight, world
 
-# Flags of different ranks do not lie on one cache line.
-_LINE = 64
+# Bytes of a cache line: flags of different ranks do not lie on one.
+LINE = 64
 _FLAGS = 3
 _FILLED, _SUMMED, _TAKEN = range(_FLAGS)
 
@@ -51,7 +51,7 @@ class Slot:
     @property
     def bytes(self) -> int:
         """Bytes of one rank's array, on whole cache lines."""
-        return -(-self.result.nbytes // _LINE) * _LINE
+        return -(-self.result.nbytes // LINE) * LINE
 
 
 class HostSum:
@@ -127,7 +127,7 @@ class HostSum:
     def hand_over(self) -> np.ndarray:
         """The result, as the caller's own: the next one goes into another array."""
         result = self._result
-        self._result = np.empty_like(result)
+        self._result = aligned(len(result), result.dtype)
         return result
 
     @property
@@ -177,6 +177,13 @@ class HostSum:
                     raise error
 
 
+def aligned(length: int, dtype: np.dtype) -> np.ndarray:
+    """A new flat array that begins on a cache line, as frameworks want what they do not copy."""
+    whole = np.empty(length * dtype.itemsize + LINE, np.uint8)
+    start = -whole.ctypes.data % LINE
+    return whole[start : start + length * dtype.itemsize].view(dtype)
+
+
 @contextmanager
 def contributing_zeros() -> Iterator[None]:
     """Context in which this rank takes its part, with zeros, in all sums that others begin.
@@ -215,7 +222,7 @@ def share(
     """
     if not slots or not host_memory.may_be_shared():
         return None
-    flag_bytes = _FLAGS * _LINE
+    flag_bytes = _FLAGS * LINE
     memory = host_memory.share(sum(flag_bytes + slot.bytes for slot in slots))
     if memory is None:
         return None
@@ -223,7 +230,7 @@ def share(
     for slot in slots:
         middle, end = start + flag_bytes, start + flag_bytes + slot.bytes
         used = middle + slot.result.nbytes
-        flags = [piece[start:middle].view(np.int64)[:: _LINE // 8] for piece in memory.pieces]
+        flags = [piece[start:middle].view(np.int64)[:: LINE // 8] for piece in memory.pieces]
         arrays = [piece[middle:used].view(slot.result.dtype) for piece in memory.pieces]
         sums.append(HostSum(slot, flags, arrays, world.current().rank, is_over))
         start = end

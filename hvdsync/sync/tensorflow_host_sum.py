@@ -1,18 +1,46 @@
-"""Flat tensors of a graph in, their sums over the ranks of this host out, in one call for all.
+"""Tensors of a graph in, their sums over the ranks of this host out, in one call for all.
 
 The graph calls into Python, where NumPy adds up what the ranks have in common; see ``host_sum``.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from hvdsync.comm import failures, host_memory, world
-from hvdsync.sync.host_sum import HostSum, Slot, share
+from hvdsync.sync.host_sum import LINE, HostSum, Slot, aligned, share
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where arrays of these shapes are in a flat one: each begins on a cache line."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: np.dtype
+
+    @property
+    def length(self) -> int:
+        """Elements of the flat array."""
+        return sum(map(self._room, self.shapes))
+
+    def views(self, flat: np.ndarray) -> list[np.ndarray]:
+        """The arrays in a flat one."""
+        ends = accumulate(map(self._room, self.shapes))
+        return [
+            flat[end - self._room(shape) :][: math.prod(shape)].reshape(shape)
+            for end, shape in zip(ends, self.shapes, strict=True)
+        ]
+
+    def _room(self, shape: tuple[int, ...]) -> int:
+        line = LINE // self.dtype.itemsize
+        return -(-math.prod(shape) // line) * line
 
 
 class HostSums:
@@ -22,7 +50,7 @@ class HostSums:
         self._tf = tf
         self._hvd = hvd
         self._averages = averages
-        self._known: dict[tuple[tuple[str, int, str], ...], list[HostSum] | None] = {}
+        self._known: dict[tuple[str, _Layout], TensorSum | None] = {}
 
     @staticmethod
     def may_be_used(tf: ModuleType) -> bool:
@@ -33,49 +61,61 @@ class HostSums:
             and not tf.config.get_visible_devices("GPU")
         )
 
-    def prepare(self, flats: Sequence[tuple[str, Any]]) -> list[HostSum] | None:
-        """The sums for named flat tensors of known lengths, while a graph is made.
+    def prepare(self, label: str, tensors: Sequence[Any]) -> TensorSum | None:
+        """The sum for tensors like these, of known shapes and one dtype, and a flag behind them.
 
-        Collective the first time that these names and lengths come up; a graph may be made again on
-        one rank alone. None where the ranks have no memory in common, or one of them has joined.
+        Collective the first time that this label and these shapes come up, while a graph is made;
+        it may be made again on one rank alone. None where the ranks have no memory in common, or
+        one of them has joined.
         """
-        key = tuple((name, int(flat.shape[0]), flat.dtype.name) for name, flat in flats)
+        shapes = (*(tuple(tensor.shape) for tensor in tensors), ())
+        key = (label, _Layout(shapes, np.dtype(tensors[0].dtype.name)))
         if key not in self._known:
             with self._tf.init_scope():
-                comm = world.current()
-                here = comm.allreduce(np.ones(1, np.int32), "sum", f"{key[0][0]}.here")
-                self._known[key] = None
-                if int(here[0]) == comm.size:
-                    scale = 1.0 / comm.size if self._averages else 1.0
-                    slots = [
-                        Slot(name, np.empty(length, dtype), scale) for name, length, dtype in key
-                    ]
-                    self._known[key] = share(slots, self._ended)
+                self._known[key] = self._share(*key)
         return self._known[key]
 
-    def add_up(self, sums: Sequence[HostSum], flats: Sequence[Any]) -> list[Any]:
-        """The graph's tensors summed over ranks; in a graph."""
-        tf = self._tf
-
-        def run(*arrays: np.ndarray) -> list[np.ndarray]:
-            for one, array in zip(sums, arrays, strict=True):
-                one.clear()
-                one.mine[:] = array
-                one.post()
-            waiting = list(sums)
-            while waiting:
-                waiting = [one for one in waiting if not one.advance()]
-            # The graph keeps what it is given; the next turn has new arrays.
-            return [one.hand_over() for one in sums]
-
-        types = [flat.dtype for flat in flats]
-        reduced = tf.numpy_function(run, list(flats), types)
-        for one, flat in zip(reduced, flats, strict=True):
-            one.set_shape(flat.shape)
-        return list(reduced)
+    def _share(self, label: str, layout: _Layout) -> TensorSum | None:
+        comm = world.current()
+        present = comm.allreduce(np.ones(1, np.int32), "sum", f"{label}.present")
+        if int(present[0]) < comm.size:
+            return None
+        scale = 1.0 / comm.size if self._averages else 1.0
+        slot = Slot(label, aligned(layout.length, layout.dtype), scale)
+        shared = share([slot], self._ended)
+        return None if shared is None else TensorSum(self._tf, shared[0], layout)
 
     def _ended(self) -> BaseException | None:
         if self._hvd.is_initialized():
             return None
         error = RuntimeError("Horovod has been shut down")
         return failures.explain(error) or error
+
+
+class TensorSum:
+    """One sum of several tensors; graphs are made with it, on the thread that makes them."""
+
+    def __init__(self, tf: ModuleType, shared: HostSum, layout: _Layout) -> None:
+        self._tf = tf
+        self._shared = shared
+        self._layout = layout
+        self._places = layout.views(shared.mine)
+
+    def in_graph(self, tensors: Sequence[Any]) -> list[Any]:
+        """The tensors, reduced. A call into Python, which blocks one of TensorFlow's threads."""
+        types = [tensor.dtype for tensor in tensors]
+        reduced = self._tf.numpy_function(self._reduce, list(tensors), types)
+        for one, tensor in zip(reduced, tensors, strict=True):
+            one.set_shape(tensor.shape)
+        return list(reduced)
+
+    def _reduce(self, *arrays: np.ndarray) -> list[np.ndarray]:
+        shared = self._shared
+        shared.clear()
+        for place, array in zip(self._places, arrays, strict=True):
+            np.copyto(place, array)
+        shared.post()
+        while not shared.advance():
+            pass
+        # TensorFlow takes them over as they are; the next ones are in another array.
+        return self._layout.views(shared.hand_over())

@@ -10,7 +10,6 @@ import sys
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -34,19 +33,6 @@ from hvdsync.sync.tensorflow_gradients import (
     variable_of,
 )
 from hvdsync.sync.tensorflow_host_sum import HostSums
-
-
-@dataclass(frozen=True)
-class _Packet:
-    """A flat tensor that travels: the ``parts`` that it begins with, of the gradients ``members``,
-    and the ``sizes`` of all its parts."""
-
-    name: str
-    flat: Any
-    parts: Sequence[Part]
-    members: Sequence[int]
-    sizes: Sequence[int]
-
 
 # How often each label was used in a graph so far. A second use in one graph (two calls of
 # gradient() on a persistent tape) may be in flight beside the first and needs another name; a
@@ -363,7 +349,16 @@ class GraphReducer:
 
         It travels behind the gradients of one bucket, of which the other looks are had before.
         """
+        tf = self._tf
         known = [i for i in dense if result[i].shape.is_fully_defined()]
+        for i in set(dense) - set(known):
+            if look is not None:
+                look.at([i], [result[i]], largest=self._largest(result[i]))
+            arrived = self._travel(tf.reshape(result[i], [-1]), f"{label}.dynamic{i}")
+            result[i] = tf.reshape(arrived, tf.shape(result[i]))
+        total = self._host_sum_of(label, [result[i] for i in known])
+        if total is not None:
+            return self._reduce_on_host(total, result, known, look)
         place = {i: p for p, i in enumerate(known)}
         plan = plan_buckets(
             [result[i].shape.num_elements() for i in known],
@@ -372,15 +367,9 @@ class GraphReducer:
             first_bytes=self._first_bytes,
             groups=groups and [[place[i] for i in group if i in place] for group in groups],
         )
-        tf = self._tf
-        for i in set(dense) - set(known):
-            if look is not None:
-                look.at([i], [result[i]], largest=self._largest(result[i]))
-            arrived = self._travel(tf.reshape(result[i], [-1]), f"{label}.dynamic{i}")
-            result[i] = tf.reshape(arrived, tf.shape(result[i]))
         packed = [number for number, bucket in enumerate(plan) if len(bucket.members) > 1]
         carrier = packed[-1] if packed and look is not None else None
-        packets = []
+        flag = None
         for number in sorted(range(len(plan)), key=lambda number: number == carrier):
             members = [known[p] for p in plan[number].members]
             parts, sizes = [result[i] for i in members], list(plan[number].sizes)
@@ -393,12 +382,10 @@ class GraphReducer:
             flat = tf.concat([tf.reshape(part, [-1]) for part in parts], 0)
             if look is not None and number != carrier:
                 look.at(members, [flat], sizes, self._largest(flat))
-            packets.append(_Packet(f"{label}.bucket{number}", flat, described, members, sizes))
-        flag = None
-        for packet, flat in zip(packets, self._travel_all(packets), strict=True):
+            arrived = self._travel(flat, f"{label}.bucket{number}", described)
             # The flag is behind the gradients of its bucket.
-            *_, flag = parts = tf.split(flat, packet.sizes)
-            for i, part in zip(packet.members, parts, strict=False):
+            *_, flag = parts = tf.split(arrived, sizes)
+            for i, part in zip(members, parts, strict=False):
                 result[i] = tf.reshape(part, result[i].shape)
         if look is None:
             return None
@@ -406,29 +393,32 @@ class GraphReducer:
             flag = self._travel_alone(look.flag, f"{label}.suspect")
         return tf.reshape(tf.cast(flag, tf.float32) > 0, [])
 
-    def _travel_all(self, packets: Sequence[_Packet]) -> list[Any]:
-        """The reductions of packets, through memory that the ranks have in common where they can"""
-        together = [p for p in packets if self._is_summed_as_it_is(p.flat)]
-        sums = None
-        if together:
-            assert self._host_sums is not None
-            sums = self._host_sums.prepare([(p.name, p.flat) for p in together])
-        arrived = {}
-        if sums is not None:
-            assert self._host_sums is not None
-            flats = [p.flat for p in together]
-            self._sent_by_graph += [bytes_of(self._tf, flat) for flat in flats]
-            reduced = self._host_sums.add_up(sums, flats)
-            arrived = {p.name: flat for p, flat in zip(together, reduced, strict=True)}
-        return [
-            arrived[p.name] if p.name in arrived else self._travel(p.flat, p.name, p.parts)
-            for p in packets
-        ]
+    def _host_sum_of(self, label: str, tensors: Sequence[Any]) -> Any:
+        """The sum of these tensors through memory that the ranks have in common, if they can."""
+        tf = self._tf
+        if self._host_sums is None or not tensors or not self._host_sums.may_be_used(tf):
+            return None
+        dtypes = {tensor.dtype for tensor in tensors}
+        if len(dtypes) > 1 or not dtypes <= {tf.float32, tf.float64}:
+            return None
+        if self._compress(tensors[0])[0] is not tensors[0]:
+            return None
+        return self._host_sums.prepare(label, tensors)
 
-    def _is_summed_as_it_is(self, flat: Any) -> bool:
-        if self._host_sums is None or flat.dtype not in (self._tf.float32, self._tf.float64):
-            return False
-        return self._compress(flat)[0] is flat and self._host_sums.may_be_used(self._tf)
+    def _reduce_on_host(
+        self, total: Any, result: list[Any], indices: Sequence[int], look: Look | None
+    ) -> Any:
+        """Put these tensors, reduced, into ``result``; gives the flag of all ranks' looks."""
+        tf = self._tf
+        tensors = [result[i] for i in indices]
+        if look is not None:
+            look.at(indices, tensors)
+        flag = tf.constant(False) if look is None else look.flag
+        *reduced, flag = total.in_graph([*tensors, tf.cast(flag, tensors[0].dtype)])
+        self._sent_by_graph += [bytes_of(tf, tensor) for tensor in (*tensors, flag)]
+        for i, tensor in zip(indices, reduced, strict=True):
+            result[i] = tensor
+        return flag > 0
 
     def _travel_alone(self, flag: Any, name: str) -> Any:
         tf, hvd = self._tf, self._hvd

@@ -6,22 +6,22 @@ import tensorflow as tf
 
 import hvdsync.tensorflow as hvd
 from hvdsync.comm.host_memory import SWITCH
-from hvdsync.sync.tensorflow_host_sum import HostSums
+from hvdsync.sync.tensorflow_host_sum import TensorSum
 
 INPUTS, UNITS = 300, 30
 
 
 @pytest.fixture
 def used(monkeypatch):
-    """How many tensors each step has sent through it, while a graph was made."""
+    """Shapes of what goes through it, by graph."""
     sent = []
-    add_up = HostSums.add_up
+    in_graph = TensorSum.in_graph
 
-    def noted(self, sums, flats):
-        sent.append(len(flats))
-        return add_up(self, sums, flats)
+    def noted(self, tensors):
+        sent.append([tuple(tensor.shape) for tensor in tensors])
+        return in_graph(self, tensors)
 
-    monkeypatch.setattr(HostSums, "add_up", noted)
+    monkeypatch.setattr(TensorSum, "in_graph", noted)
     return sent
 
 
@@ -48,7 +48,8 @@ def test_every_step_of_ranks_of_one_host_goes_through_it(several_ranks, used, gr
     for turn, kernel, bias in kept:
         np.testing.assert_allclose(kernel, np.full((INPUTS, UNITS), turn * mean_of_ranks))
         np.testing.assert_allclose(bias, np.full(UNITS, turn * mean_of_ranks))
-    assert used and set(used) == {1}
+    assert used
+    assert sorted(used[0]) == [(), (UNITS,), (INPUTS, UNITS)]
 
 
 def test_one_rank_that_does_not_want_it_is_enough(several_ranks, used, monkeypatch):
