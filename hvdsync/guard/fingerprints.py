@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from hvdsync.comm.dtypes import dtype_name
+
 DIGEST_BYTES = 16
 
 
@@ -44,8 +46,7 @@ class Fingerprint:
 
 def kind_of(tensor: Any) -> str:
     """Dtype and shape of any framework's tensor or variable, in words."""
-    dtype = str(getattr(tensor.dtype, "name", tensor.dtype)).removeprefix("torch.")
-    return f"{dtype} {tuple(tensor.shape)}"
+    return f"{dtype_name(tensor.dtype)} {tuple(tensor.shape)}"
 
 
 def fingerprint(entry: Entry) -> Fingerprint:

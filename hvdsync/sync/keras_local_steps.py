@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hvdsync.comm import windows, world
+from hvdsync.comm.dtypes import dtype_name
 from hvdsync.guard.guard import Guard
 from hvdsync.guard.keras_state import shared_variables
 from hvdsync.sync.keras_optimizer import LocalTraining
@@ -18,7 +19,7 @@ from hvdsync.sync.tensorflow_gradients import name_of
 from hvdsync.sync.torch_local_steps import TorchLocalSteps
 from hvdsync.sync.torch_wire import Wire
 from hvdsync.sync.update_rules import Asynchronous, LocalRule
-from hvdsync.sync.variables import broadcast_through_host, dtype_name
+from hvdsync.sync.variables import broadcast_through_host
 
 # Gives the variables that an optimizer trains on all ranks; gives all its state of rank 0.
 Trained: TypeAlias = Callable[[], list[Any]]
@@ -64,7 +65,7 @@ def without_need(rule: LocalRule | Asynchronous | None) -> LocalRule | Asynchron
 def statistics_among(variables: Sequence[Any], trained: Sequence[Any]) -> list[Any]:
     """Floating-point variables that no optimizer trains: moving averages, for instance."""
     known = {id(variable) for variable in trained}
-    return [v for v in variables if id(v) not in known and "float" in dtype_name(v)]
+    return [v for v in variables if id(v) not in known and "float" in dtype_name(v.dtype)]
 
 
 class TorchVariableSteps(TorchLocalSteps):

@@ -12,6 +12,7 @@ import numpy as np
 
 from hvdsync.comm import trees, world
 from hvdsync.comm.comparison import require_equal
+from hvdsync.comm.dtypes import dtype_name
 from hvdsync.sync.tensorflow_gradients import name_of
 
 
@@ -44,7 +45,9 @@ def refuse_different(variables: Sequence[Any], process_set: Any = None) -> None:
 
     Names may differ: Keras counts layers in a process, and a rank may have made others before.
     """
-    kinds = {f"variable {i}": f"{tuple(v.shape)} {dtype_name(v)}" for i, v in enumerate(variables)}
+    kinds = {
+        f"variable {i}": f"{tuple(v.shape)} {dtype_name(v.dtype)}" for i, v in enumerate(variables)
+    }
     require_equal(
         "the variables",
         {"number of variables": len(variables), **kinds},
@@ -52,11 +55,6 @@ def refuse_different(variables: Sequence[Any], process_set: Any = None) -> None:
         labels={f"variable {i}": name_of(v) for i, v in enumerate(variables)},
         group=process_set,
     )
-
-
-def dtype_name(variable: Any) -> str:
-    """The name of a variable's dtype, of Keras on any backend or of TensorFlow."""
-    return str(getattr(variable.dtype, "name", variable.dtype))
 
 
 class VariablesMemory:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hvdsync.comm.dtypes import dtype_name
 from hvdsync.sync.compression.signs import GATHERING, signs_of_bytes
 
 
@@ -44,7 +45,7 @@ class TensorFlowArrays:
         return array
 
     def dtype(self, x: Any) -> str:
-        return str(x.dtype.name)
+        return dtype_name(x.dtype)
 
     def cast(self, x: Any, dtype: str) -> Any:
         return self._tf.cast(x, dtype)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hvdsync.comm.dtypes import dtype_name
 from hvdsync.sync.compression.signs import GATHERING, signs_of_bytes
 
 
@@ -38,7 +39,7 @@ class TorchArrays:
         return array
 
     def dtype(self, x: Any) -> str:
-        return str(x.dtype).removeprefix("torch.")
+        return dtype_name(x.dtype)
 
     def cast(self, x: Any, dtype: str) -> Any:
         return x.to(getattr(self._torch, dtype))
