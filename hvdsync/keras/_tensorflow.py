@@ -16,7 +16,7 @@ from hvdsync.guard.tensorflow_nonfinite import GraphVerdict
 from hvdsync.sync.accumulation import GraphAccumulation
 from hvdsync.sync.compression import tensorflow_compression
 from hvdsync.sync.elastic import tensorflow_lost_rank
-from hvdsync.sync.keras_shared_steps import GraphHandOver, SharedSteps
+from hvdsync.sync.keras_shared_steps import GraphHandOver, SharedVariables
 from hvdsync.sync.tensorflow_gradients import variable_of
 from hvdsync.sync.tensorflow_local_steps import GraphLocalSteps
 from hvdsync.sync.tensorflow_reducer import GraphReducer
@@ -62,7 +62,7 @@ def make_reducer(
 def make_local_steps(reducer: Any, rule: Any, trained: Any, share_state: Any) -> Any:
     """Steps that each rank takes alone."""
     if isinstance(rule, Asynchronous):
-        return SharedSteps(rule, GraphHandOver(tf), trained, share_state)
+        return SharedVariables(rule, GraphHandOver(tf), trained, share_state)
     return GraphLocalSteps(tf, rule, reducer, trained, share_state)
 
 

@@ -18,7 +18,7 @@ from hvdsync.sync.buckets import group_positions
 from hvdsync.sync.compression import torch_compression
 from hvdsync.sync.compression.memory import Memory
 from hvdsync.sync.keras_local_steps import ShareState, TorchVariableSteps, Trained
-from hvdsync.sync.keras_shared_steps import SharedSteps, hand_over_at_once
+from hvdsync.sync.keras_shared_steps import SharedVariables, hand_over_at_once
 from hvdsync.sync.torch_reducer import ListReducer
 from hvdsync.sync.torch_wire import Wire
 from hvdsync.sync.update_rules import Asynchronous, LocalRule
@@ -184,7 +184,7 @@ def make_reducer(
 def make_local_steps(reducer: Any, rule: Any, trained: Any, share_state: Any) -> Any:
     """Steps that each rank takes alone."""
     if isinstance(rule, Asynchronous):
-        return SharedSteps(rule, hand_over_at_once, trained, share_state)
+        return SharedVariables(rule, hand_over_at_once, trained, share_state)
     return reducer.steps_of(rule, trained, share_state)
 
 

@@ -24,7 +24,7 @@ from hvdsync.sync.keras_optimizer import (
     sharing_of,
     with_loss_scaling,
 )
-from hvdsync.sync.keras_shared_steps import GraphHandOver, SharedSteps
+from hvdsync.sync.keras_shared_steps import GraphHandOver, SharedVariables
 from hvdsync.sync.options import (
     check_combination,
     check_compression,
@@ -150,7 +150,7 @@ def DistributedOptimizer(
     sharing = Sharing(reducer, accumulation, scale_local_gradients, verdict=verdict)
     distributed = distribute_optimizer(keras, with_loss_scaling(keras, optimizer), sharing)
     if isinstance(rule, Asynchronous):
-        follow_rule(distributed, functools.partial(SharedSteps, rule, GraphHandOver(tf)))
+        follow_rule(distributed, functools.partial(SharedVariables, rule, GraphHandOver(tf)))
     elif rule is not None:
         follow_rule(distributed, functools.partial(GraphLocalSteps, tf, rule, reducer))
     return distributed
