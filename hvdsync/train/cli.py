@@ -23,8 +23,7 @@ import rich_click as click
 from hvdsync.comm import threads
 from hvdsync.comm.launch import LaunchInfo, detect
 from hvdsync.errors import HvdsyncError, NonFiniteGradient, ReplicaMismatch
-from hvdsync.sync.compression import NoneCompressor
-from hvdsync.sync.compression import parse as parse_compression
+from hvdsync.sync.compression.choices import without_framework
 from hvdsync.sync.options import check_combination, check_compression
 from hvdsync.train.agreement import AgreedError
 from hvdsync.train.chatter import without_greetings
@@ -89,49 +88,32 @@ def _refuse(config: TrainConfig, launch: LaunchInfo) -> str:
             f"--engine ddp: DistributedDataParallel is PyTorch's own, found --framework "
             f"{config.framework}; give --framework torch, or --engine horovod"
         )
-    buckets = parse_compression(config.compression)[1]
+    compressor = without_framework(config.compression)
     try:
         check_combination(
             config.rule,
             engine=config.engine,
-            compression=buckets or NoneCompressor,
+            compression=compressor,
             elastic=config.elastic,
         )
     except ValueError as error:
         return f"--update {config.update}: {error}"
-    if config.update == "local-sgd" and config.compression != "none":
+    if config.update == "async" and launch.size > 1 and launch.launcher == "horovodrun":
         return (
-            f"--update local-sgd: weights themselves travel, and --compression "
-            f"{config.compression} would round away what a step changed in them; give --update "
-            "diloco, or --compression none"
+            "--update async: workers share the weights through MPI's windows, found horovodrun "
+            f"over Gloo; start it with `horovodrun --mpi -np {launch.size} ...`"
         )
-    if config.update == "async":
-        return _refuse_asynchronous(config, launch)
     if config.engine == "ddp" and launch.elastic:
         return "--engine ddp: its number of workers is fixed; start it with `horovodrun -np N ...`"
     try:
         check_compression(
-            buckets,
+            compressor,
             engine=config.engine,
             elastic=config.elastic,
             momentum=config.momentum,
         )
     except ValueError as error:
         return f"--compression {config.compression}: {error}"
-    return ""
-
-
-def _refuse_asynchronous(config: TrainConfig, launch: LaunchInfo) -> str:
-    if config.compression != "none":
-        return (
-            f"--update async: what steps changed travels, and --compression {config.compression} "
-            "would lose of it; give --compression none"
-        )
-    if launch.size > 1 and launch.launcher == "horovodrun":
-        return (
-            "--update async: workers share the weights through MPI's windows, found horovodrun "
-            f"over Gloo; start it with `horovodrun --mpi -np {launch.size} ...`"
-        )
     return ""
 
 

@@ -77,6 +77,18 @@ def parse(text: str) -> tuple[str, BucketCompressor | None]:
     return name, kind(*values)
 
 
+def without_framework(text: str) -> Any:
+    """The compressor of a text, for questions before a framework is there; it compresses nothing.
+
+    Raises ``ValueError`` as :func:`parse`.
+    """
+
+    def absent(*_: Any) -> Any:
+        raise RuntimeError(f"compression {text} was made without a framework")
+
+    return Compression(absent, absent).named(text)
+
+
 def torch_compression(torch: ModuleType) -> Compression:
     """The compressors of PyTorch tensors."""
 
