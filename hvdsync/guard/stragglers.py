@@ -96,15 +96,17 @@ class Stragglers:
         """Leave out what was done since the last step: evaluation, for instance."""
         self._split.skip()
 
-    def step(self, number: int | None = None) -> StragglerReport | None:
+    def step(self, number: int | None = None, *, meets: bool = True) -> StragglerReport | None:
         """End a step; every rank calls it equally often. A report at each ``every``-th.
 
-        ``number`` is the step's, from 1, where it is not the number of calls. Collective at each
-        ``every``-th call after the first; with one rank nothing travels, and the report says where
-        its time went.
+        ``number`` is the step's, from 1, where it is not the number of calls. ``meets``, alike on
+        all ranks, says whether they may exchange here: one that is due waits until they may.
+        Collective at each ``every``-th call after the first; with one rank nothing travels, and the
+        report says where its time went.
         """
         self._steps = self._steps + 1 if number is None else number
-        return None if self._split.step() < self.every else self.report()
+        is_due = self._split.step() >= self.every
+        return self.report() if is_due and meets else None
 
     def report(self) -> StragglerReport | None:
         """The report on the steps since the last one, of which every rank has as many; collective.

@@ -155,6 +155,15 @@ class TrainConfig:
             "Synchronous steps before the first of those.", WORKERS, minimum=0, metavar="STEPS"
         ),
     )
+    fragments: int = field(
+        default=1,
+        metadata=about(
+            "Parts of the weights, which meet in turn within a period ([b]local-sgd[/], "
+            "[b]diloco[/]).",
+            WORKERS,
+            minimum=1,
+        ),
+    )
     outer_lr: float = field(
         default=0.7,
         metadata=about("Learning rate of the outer optimizer ([b]diloco[/]).", WORKERS, above=0),
@@ -291,13 +300,19 @@ class TrainConfig:
 
     @property
     def rule(self) -> Synchronous | LocalRule | Asynchronous:
-        """The update rule."""
+        """The update rule. Raises ``ValueError`` where numbers do not fit one another."""
         if self.update == "async":
             return Asynchronous(self.staleness)
         if self.update == "local-sgd":
-            return LocalSGD(self.period, self.update_warmup)
+            return LocalSGD(self.period, self.update_warmup, self.fragments)
         if self.update == "diloco":
-            return DiLoCo(self.period, self.outer_lr, self.outer_momentum, self.update_warmup)
+            return DiLoCo(
+                self.period,
+                self.outer_lr,
+                self.outer_momentum,
+                self.update_warmup,
+                self.fragments,
+            )
         return Synchronous()
 
     @property

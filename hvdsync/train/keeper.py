@@ -16,7 +16,7 @@ from hvdsync.data.sampler import DistributedSampler
 from hvdsync.errors import CheckpointError
 from hvdsync.train.agreement import together
 from hvdsync.train.config import TrainConfig
-from hvdsync.train.worker import Worker
+from hvdsync.train.worker import ERROR_FEEDBACK, Worker
 
 # Going on with another of these would mean other weights, other samples or a useless state.
 _IDENTITY = ("framework", "model", "dataset", "optimizer", "seed", "dropout")
@@ -98,7 +98,11 @@ class Keeper:
             if values is None:
                 return None
             self._refuse_another_run(values["config"])
-            values = self._checkpoint.restore(**self._worker.state())
+            state = dict(self._worker.state())
+            if values["config"].get("compression") != self._config.compression:
+                # What one compressor did not send means nothing to another.
+                state.pop(ERROR_FEEDBACK, None)
+            values = self._checkpoint.restore(**state)
             sampler.load_state_dict(values["data"])
             position = Position(values["step"], values["epoch"], sums=own_sums(values.get("sums")))
             position.best = values.get("best", position.best)

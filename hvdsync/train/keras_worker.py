@@ -15,7 +15,7 @@ from hvdsync.train import devices
 from hvdsync.train.feed import EVALUATION_BATCH, Epoch
 from hvdsync.train.keras_network import make_model, make_optimizer, noise_states, seed_noise
 from hvdsync.train.own_pace import Shared
-from hvdsync.train.worker import Job, Observer, Tally, Worker
+from hvdsync.train.worker import Job, Observer, Tally, Worker, remembered
 
 init, run_elastically = hvd.init, hvd.elastic.run
 
@@ -31,9 +31,10 @@ class KerasWorker(Worker):
         self.model = make_model(job.network, weights)
         self._seed = config.seed
         self.draw_own_noise(0)
+        compression = hvd.Compression.named(config.compression)
         optimizer = hvd.distribute(
             make_optimizer(config),
-            compression=hvd.Compression.named(config.compression),
+            compression=compression,
             update=config.rule,
             accumulate=config.accumulate,
         )
@@ -52,7 +53,9 @@ class KerasWorker(Worker):
         # Here, and not in the middle of a restore on rank 0 alone: what is built is broadcast.
         optimizer.build(self.model.trainable_variables)
         noise = noise_states(self.model)
-        self._random = hvd.RandomState(self.model) if noise else None
+        self._own = remembered(compression, optimizer)
+        if noise:
+            self._own["random"] = hvd.RandomState(self.model)
         self._guard = hvd.callbacks.GuardCallback(
             config.guard_every, config.on_nonfinite, config.on_divergence
         )
@@ -114,8 +117,7 @@ class KerasWorker(Worker):
 
     def state(self) -> Mapping[str, Any]:
         # With its optimizer, since it is compiled.
-        state: dict[str, Any] = {"model": self.model}
-        return state if self._random is None else {**state, "random": self._random}
+        return {"model": self.model, **self._own}
 
     def elastic_state(self, **attributes: Any) -> hvd.elastic.KerasState:
         return hvd.elastic.KerasState(self.model, **attributes)

@@ -136,8 +136,8 @@ class Loop:
             every = self._config.checkpoint_every
             ends = passes == epoch.passes
             due = every is not None and position.step % every == 0 and not ends
-            asks = self._may_stop_after(position.step, meets=due or ends)
-            stopped = asks and self._is_to_stop()
+            meets = self._meets_after(position.step, anyway=due or ends)
+            stopped = meets and self._is_to_stop()
             if stopped or due:
                 position.sums = self._worker.sums()
                 self._saved = self._keeper.save(position, epoch.state_after(passes))
@@ -145,7 +145,7 @@ class Loop:
                 position.sums = self._worker.sums()
                 self._commit_at(epoch.state_after(passes))
             if self._stragglers:
-                self._stragglers.step(position.step)
+                self._stragglers.step(position.step, meets=meets)
             return stopped
 
         waited = self._worker.waited_seconds
@@ -208,15 +208,15 @@ class Loop:
         self._sampler.load_state_dict(dict(start.data))
         self._worker.draw_own_noise(self._position.step)
 
-    def _may_stop_after(self, step: int, *, meets: bool) -> bool:
-        """Whether ranks meet after this step anyway: to ask is to wait for the slowest of them.
+    def _meets_after(self, step: int, *, anyway: bool) -> bool:
+        """Whether ranks meet after this step: to ask elsewhere is to wait for the slowest of them.
 
-        With ``meets`` they do, whatever the rule.
+        With ``anyway`` they do, whatever the rule.
         """
         rule = self._config.rule
         if self._worker.shared is not None:
-            return self._own_pace.all_are_here(step, self._worker.shared, meets=meets)
-        if not isinstance(rule, LocalRule) or step <= rule.warmup_steps:
+            return self._own_pace.all_are_here(step, self._worker.shared, meets=anyway)
+        if anyway or not isinstance(rule, LocalRule) or step <= rule.warmup_steps:
             return True
         return bool(rule.is_due(step, 0))
 

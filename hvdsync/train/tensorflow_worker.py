@@ -14,7 +14,7 @@ from hvdsync.train import devices
 from hvdsync.train.feed import Batch, Epoch, evaluation_batches
 from hvdsync.train.keras_network import make_model, make_optimizer, seed_noise
 from hvdsync.train.own_pace import Shared
-from hvdsync.train.worker import Job, Observer, Tally, Worker
+from hvdsync.train.worker import Job, Observer, Tally, Worker, remembered
 
 init, run_elastically = hvd.init, hvd.elastic.run
 
@@ -36,17 +36,20 @@ class TensorFlowWorker(Worker):
         # A checkpoint holds its slots, and is restored before the first step.
         self.optimizer.build(self.model.trainable_variables)
         self.guard = hvd.Guard(config.guard_every, config.on_nonfinite, config.on_divergence)
+        compression = hvd.Compression.named(config.compression)
         self.model, self.optimizer = hvd.distribute(
             self.model,
             self.optimizer,
-            compression=hvd.Compression.named(config.compression),
+            compression=compression,
             update=config.rule,
             accumulate=config.accumulate,
             guard=self.guard,
         )
         # The broadcast above gave all ranks rank 0's.
         self.draw_own_noise(0)
-        self._random = hvd.RandomState(self.model) if job.network.dropout else None
+        self._own = remembered(compression, self.optimizer)
+        if job.network.dropout:
+            self._own["random"] = hvd.RandomState(self.model)
         self._sums = [tf.Variable(0.0, dtype=tf.float64) for _ in range(2)]
         self._samples = 0
         batch = (
@@ -126,8 +129,7 @@ class TensorFlowWorker(Worker):
         return hvd.Checkpoint(directory, **options)
 
     def state(self) -> Mapping[str, Any]:
-        state: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
-        return state if self._random is None else {**state, "random": self._random}
+        return {"model": self.model, "optimizer": self.optimizer, **self._own}
 
     def elastic_state(self, **attributes: Any) -> hvd.elastic.TensorFlowKerasState:
         return hvd.elastic.TensorFlowKerasState(self.model, self.optimizer, **attributes)

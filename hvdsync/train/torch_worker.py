@@ -15,7 +15,7 @@ from hvdsync.train.config import TrainConfig
 from hvdsync.train.feed import Epoch, evaluation_batches
 from hvdsync.train.models import Array, Network
 from hvdsync.train.own_pace import Shared
-from hvdsync.train.worker import Job, Observer, Tally, Worker
+from hvdsync.train.worker import Job, Observer, Tally, Worker, remembered
 
 init, run_elastically = hvd.init, hvd.elastic.run
 
@@ -80,21 +80,22 @@ class TorchWorker(Worker):
         model = TorchNetwork(job.network, job.network.initial_weights(config.seed))
         model.to(self._device, memory_format=torch.channels_last)
         self.guard = hvd.Guard(config.guard_every, config.on_nonfinite, config.on_divergence)
+        compression = hvd.Compression.named(config.compression)
         self.model, self.optimizer = hvd.distribute(
             model,
             make_optimizer(config, model.parameters()),
             engine=config.engine,
-            compression=hvd.Compression.named(config.compression),
+            compression=compression,
             update=config.rule,
             accumulate=config.accumulate,
             guard=self.guard,
         )
         self._sums = torch.zeros(2, dtype=torch.float64, device=self._device)
         self._samples = 0
-        self._random = None
+        self._own = remembered(compression, self.optimizer)
         if job.network.dropout:
             self.draw_own_noise(0)
-            self._random = hvd.RandomState()
+            self._own["random"] = hvd.RandomState()
 
     def train_epoch(
         self, epoch: Epoch, observer: Observer, sums: Sequence[float] | None = None
@@ -154,8 +155,7 @@ class TorchWorker(Worker):
         return hvd.Checkpoint(directory, **options)
 
     def state(self) -> Mapping[str, Any]:
-        state: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
-        return state if self._random is None else {**state, "random": self._random}
+        return {"model": self.model, "optimizer": self.optimizer, **self._own}
 
     def elastic_state(self, **attributes: Any) -> hvd.elastic.TorchState:
         return hvd.elastic.TorchState(model=self.model, optimizer=self.optimizer, **attributes)

@@ -9,10 +9,19 @@ from typing import Any, Protocol
 
 from hvdsync.data.arrays import Dataset
 from hvdsync.guard.guard import Guard
+from hvdsync.sync.compression.memory import ErrorFeedback
 from hvdsync.train.config import TrainConfig
 from hvdsync.train.feed import Epoch
 from hvdsync.train.models import Network
 from hvdsync.train.own_pace import Shared
+
+ERROR_FEEDBACK = "error_feedback"
+
+
+def remembered(compression: Any, optimizer: Any) -> dict[str, Any]:
+    """What a compressor remembers on each rank, as a checkpoint's object; none if it does not."""
+    keeps = getattr(compression, "keeps_error", False)
+    return {ERROR_FEEDBACK: ErrorFeedback(optimizer)} if keeps else {}
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 
+import numpy as np
 import psutil
 import pytest
 from killed_runs import make_data
@@ -21,6 +22,7 @@ from train_runs import (
     started,
     succeed,
     wait_for,
+    weights,
 )
 
 MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2")
@@ -86,8 +88,43 @@ def test_a_signal_makes_all_ranks_save_and_end(kind, target, number, folder):
         assert newest(folder / "run").name == "step-00000042"
 
 
-def test_ranks_at_their_own_pace_end_at_one_step_and_go_on_from_there(folder):
-    own_pace = [*launched("mpi"), *command("torch", "run", "--model", "linear")]
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("framework", "rule"),
+    [
+        ("torch", ("--update", "local-sgd", "--fragments", "3")),
+        ("tensorflow", ("--update", "diloco")),
+        ("keras", ("--update", "local-sgd")),
+    ],
+)
+def test_ranks_that_train_alone_end_where_they_meet_and_go_on_to_the_same_bits(
+    framework, rule, folder
+):
+    # They meet after the second step, and after every third from there.
+    rule = (*rule, "--period", "3", "--update-warmup", "2", "--checkpoint-every", "11")
+    succeed([*launcher(2), *command(framework, "whole", *rule)], folder)
+    start = [*launcher(2), *command(framework, "run", *rule)]
+    with started(start, folder, HALT="1:9:signal") as process:
+        wait_for((folder / "halted").exists, process, "rank 1 halts")
+        ranks_of(process)[1].send_signal(signal.SIGTERM)
+        assert process.wait(SECONDS) == 0, (folder / "output").read_text()
+    (stopped,) = (event for event in events(folder / "run-log") if event["event"] == "stopped")
+    assert (stopped["step"], stopped["reason"]) == (11, "SIGTERM on rank 1")
+    assert "after step 11, of run" in succeed(start, folder)
+    whole, after = (weights(newest(folder / name)) for name in ("whole", "run"))
+    assert all(np.array_equal(a, b) for a, b in zip(whole, after, strict=True))
+
+
+@pytest.mark.parametrize(
+    "framework",
+    [
+        "torch",
+        pytest.param("tensorflow", marks=pytest.mark.slow),
+        pytest.param("keras", marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_at_their_own_pace_end_at_one_step_and_go_on_from_there(framework, folder):
+    own_pace = [*launched("mpi"), *command(framework, "run", "--model", "linear")]
     own_pace += ["--update", "async", "--checkpoint-every", "4"]
     with started([*own_pace, "--epochs", "100000"], folder, HALT="1:40:signal") as process:
         wait_for((folder / "halted").exists, process, "rank 1 halts")

@@ -93,6 +93,8 @@ def killed(folder, framework, victim, step, *more):
 
 # Each rank alone, but for every third step and the checkpoints, after every other.
 DILOCO = ("--update", "diloco", "--period", "3", "--update-warmup", "2")
+# Each rank remembers what it did not send.
+ONEBIT = ("--compression", "onebit")
 
 
 @pytest.mark.slow
@@ -105,6 +107,9 @@ DILOCO = ("--update", "diloco", "--period", "3", "--update-warmup", "2")
         ("keras", [(0, 17)], ()),
         ("torch", [(1, 8)], DILOCO),
         ("keras", [(0, 17)], DILOCO),
+        ("torch", [(1, 8)], ONEBIT),
+        ("tensorflow", [(1, 17)], ONEBIT),
+        ("keras", [(1, 8)], ONEBIT),
     ],
 )
 def test_two_ranks_end_with_the_bits_of_an_undisturbed_run_whoever_is_killed(

@@ -172,6 +172,18 @@ def test_alone_a_report_says_where_time_goes(hands):
     assert not news
 
 
+def test_a_report_that_is_due_waits_for_a_step_at_which_ranks_meet(hands):
+    stragglers = Stragglers(every=2)
+    reports = []
+    for number in range(8):
+        hands(1)
+        reports.append(stragglers.step(meets=number % 4 == 0))
+    # The first call starts the clock, of steps 2 and 3 nothing is said yet.
+    (report,) = filter(None, reports)
+    assert (report.first_step, report.last_step) == (2, 5)
+    assert reports[4] is report
+
+
 @pytest.mark.parametrize("arguments", [{"every": 0}, {"tolerance": -1}])
 def test_senseless_arguments_are_refused(arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):

@@ -27,7 +27,7 @@ from hvdsync.train.keeper import own_sums
 from hvdsync.train.listener import Listener, Stopped
 from hvdsync.train.loop import Loop
 from hvdsync.train.models import make_network
-from hvdsync.train.worker import Job, Observer, Tally, Worker
+from hvdsync.train.worker import ERROR_FEEDBACK, Job, Observer, Tally, Worker
 
 CONFIG = TrainConfig(dataset="synthetic", model="linear", epochs=3, batch_size=10, optimizer="sgd")
 
@@ -426,6 +426,49 @@ def test_ranks_that_train_alone_end_where_they_meet(tmp_path: Path) -> None:
     config = replace(CONFIG, update="local-sgd", period=4, update_warmup=1)
     stopped, _, _ = run(config, tmp_path, stop_after(3))
     assert stopped.step == 5  # 1 of the warm-up, and a period
+
+
+def test_ranks_that_train_alone_compare_their_times_where_they_meet(tmp_path: Path) -> None:
+    config = replace(CONFIG, update="local-sgd", period=4, straggler_every=5, epochs=1)
+    _, _, recorder = run(config, tmp_path)
+    # The first step starts the clock, and 7 is none at which they meet.
+    assert [(r.first_step, r.last_step) for r in recorder.reports] == [(2, 8), (9, 11)]
+
+
+class Remembering(CountingWorker):
+    """Keeps what a compressor did not send."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = OwnState()
+
+    def state(self) -> Mapping[str, Any]:
+        return {**super().state(), ERROR_FEEDBACK: self.own}
+
+
+class OwnState:
+    per_rank = True
+
+    def __init__(self) -> None:
+        self.value = np.zeros(3)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+
+@pytest.mark.parametrize(("compression", "found"), [("onebit", 7.0), ("topk:0.1", 0.0)])
+def test_what_a_compressor_did_not_send_is_taken_up_by_the_same_one(
+    compression: str, found: float, tmp_path: Path
+) -> None:
+    config = replace(CONFIG, compression="onebit")
+    first, second = Remembering(), Remembering()
+    first.own.value += 7
+    run(config, tmp_path, first)
+    run(replace(config, compression=compression, epochs=4, resume=True), tmp_path, second)
+    assert second.own.value.tolist() == [found] * 3
 
 
 def test_replicas_are_made_equal_before_each_evaluation(tmp_path: Path) -> None:

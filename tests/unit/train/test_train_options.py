@@ -55,6 +55,7 @@ def test_every_field_can_be_given_as_an_option() -> None:
         "staleness": 4,
         "period": 8,
         "update_warmup": 20,
+        "fragments": 2,
         "outer_lr": 0.5,
         "outer_momentum": 0.8,
         "elastic": True,
