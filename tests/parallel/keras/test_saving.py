@@ -9,6 +9,7 @@ import pytest
 
 import hvdsync.keras as hvd
 from hvdsync.errors import CheckpointError
+from tests.parallel.cases import thinned
 from tests.parallel.keras.helpers import (
     assert_equal_on_all_ranks,
     data,
@@ -27,8 +28,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-@pytest.mark.parametrize("suffix", [".keras", ".h5"])
+@pytest.mark.parametrize(("kind", "suffix"), thinned(OPTIMIZERS, [".keras", ".h5"]))
 def test_saved_models_name_the_plain_optimizer_and_load_with_its_state(tmp_path, kind, suffix):
     model = fit_together(hvd.distribute(OPTIMIZERS[kind]()), 1)
     path = tmp_path / f"model{suffix}"

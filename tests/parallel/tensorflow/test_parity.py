@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import hvdsync.tensorflow as hvd
+from tests.parallel.cases import slow_but, thinned
 from tests.parallel.keras_nets import (
     OPTIMIZERS,
     PLAIN_NETS,
@@ -54,20 +55,18 @@ def check(make_net, make_reference, make_optimizer, way):
     assert_equal_on_all_ranks([*model.variables, *optimizer.variables])
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize(("kind", "way"), thinned(OPTIMIZERS, WAYS))
 def test_every_optimizer_reaches_the_weights_of_one_process(kind, way):
     check(TiedNet, TiedNet, OPTIMIZERS[kind], way)
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("net", PLAIN_NETS)
+@pytest.mark.parametrize(("net", "way"), thinned(PLAIN_NETS, WAYS))
 def test_unusual_models_reach_the_weights_of_one_process(net, way):
     check(PLAIN_NETS[net], PLAIN_NETS[net], OPTIMIZERS["sgd"], way)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", slow_but(["optimizer"], WAYS))
 def test_batch_norm_over_all_ranks_reaches_the_weights_and_averages_of_one_process(way):
     def synchronized():
         return ConvNet(hvd.SyncBatchNormalization)
@@ -76,7 +75,7 @@ def test_batch_norm_over_all_ranks_reaches_the_weights_and_averages_of_one_proce
     check(synchronized, ConvNet, OPTIMIZERS["sgd"], way)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", slow_but(["tape", "optimizer"], WAYS))
 def test_a_layer_that_rank_zero_alone_uses_gets_its_gradient_on_all_ranks(way):
     check(RankZeroNet, lambda: RankZeroNet(whole=True), OPTIMIZERS["sgd"], way)
 

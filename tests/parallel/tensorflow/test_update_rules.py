@@ -8,6 +8,7 @@ import tensorflow as tf
 import hvdsync.tensorflow as hvd
 from hvdsync.errors import HvdsyncError, RankMismatch, ReplicaMismatch
 from tests.parallel import golden_updates as golden
+from tests.parallel.cases import slow_but
 from tests.parallel.tensorflow.helpers import assert_equal_on_all_ranks
 
 
@@ -50,7 +51,11 @@ def assert_follows(model, expected, step):
 
 
 @pytest.mark.parametrize(
-    ("name", "eager"), [*((name, False) for name in golden.RULES), ("all of it", True)]
+    ("name", "eager"),
+    slow_but(
+        [("after a warm-up", False), ("all of it", False)],
+        [*((name, False) for name in golden.RULES), ("all of it", True)],
+    ),
 )
 def test_every_step_of_each_rank_is_that_of_the_rule(name, eager):
     model, optimizer = distributed(rule_of(name))
