@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 CHUNK = 64  # MB
 
 
-@pytest.mark.parametrize("framework", ["torch", "keras"])
+@pytest.mark.parametrize("framework", ["torch", pytest.param("keras", marks=pytest.mark.slow)])
 def test_restoring_holds_one_more_copy_of_the_state_and_some_messages(framework, tmp_path):
     script = ("python", HERE / "restore_memory.py", framework)
     succeed([*launcher(2), *script, "save", "run"], tmp_path)
@@ -27,7 +27,7 @@ def test_restoring_holds_one_more_copy_of_the_state_and_some_messages(framework,
     assert min(more) > state / 2  # what was measured is the restore
 
 
-@pytest.mark.parametrize("way", ["with", "finally"])
+@pytest.mark.parametrize("way", ["with", pytest.param("finally", marks=pytest.mark.slow)])
 def test_a_rank_that_fails_alone_does_not_wait_in_close_for_the_others(way, tmp_path):
     started = time.monotonic()
     result = run([*launcher(2), "python", HERE / "fails_alone.py", way, "run"], tmp_path)

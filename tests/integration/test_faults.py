@@ -69,13 +69,12 @@ STACKS = {
 # Run each time; further ones with the slow tests; all of them by `make faults`.
 QUICK = [
     ("torch", "is killed", "gloo", 2),
-    ("torch", "skips", "gloo", 2),
     ("torch", "nan", "mpi", 2),
     ("tensorflow", "raises", "gloo", 2),
-    ("keras-tensorflow", "bit of a momentum", "gloo", 2),
     ("keras-torch", "reduces alone", "gloo", 2),
 ]
 SLOW = [
+    ("keras-tensorflow", "bit of a momentum", "gloo", 2),
     *(("torch", fault, "gloo", 2) for fault in FAULTS),
     *((stack, fault, "gloo", 2) for stack in STACKS for fault in ("is killed", "skips", "nan")),
     *(("torch", fault, "mpi", 4) for fault in ("is killed", "skips", "bit of a buffer")),

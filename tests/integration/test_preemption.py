@@ -47,9 +47,9 @@ def launched(kind):
     ("kind", "target", "number"),
     [
         ("gloo", 1, signal.SIGTERM),
-        ("gloo", "all", signal.SIGUSR1),
+        pytest.param("gloo", "all", signal.SIGUSR1, marks=pytest.mark.slow),
         ("gloo", "launcher", signal.SIGTERM),
-        ("mpi", "all", signal.SIGTERM),
+        pytest.param("mpi", "all", signal.SIGTERM, marks=pytest.mark.slow),
         ("mpi", "launcher", signal.SIGUSR1),
     ],
 )
@@ -140,6 +140,7 @@ def test_ranks_at_their_own_pace_end_at_one_step_and_go_on_from_there(framework,
     assert newest(folder / "run").name == "step-00000056"
 
 
+@pytest.mark.slow
 def test_keras_leaves_fit_in_the_midst_of_an_epoch(folder):
     start = [*launcher(2), *command("keras", "run", *ENDLESS)]
     with started(start, folder, HALT="1:10:signal") as process:
