@@ -9,10 +9,10 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -184,32 +184,47 @@ def aligned(length: int, dtype: np.dtype) -> np.ndarray:
     return whole[start : start + length * dtype.itemsize].view(dtype)
 
 
-@contextmanager
-def contributing_zeros() -> Iterator[None]:
-    """Context in which this rank takes its part, with zeros, in all sums that others begin.
+class _Joined:
+    """A thread that takes this rank's part, with zeros, in all sums that others begin."""
 
-    A thread does that, as Horovod's does for a rank that has joined. To be left by all ranks: they
-    meet at the end of it, lest one that is late takes a sum begun thereafter for one of before.
-    """
-    over = threading.Event()
+    def __init__(self) -> None:
+        self.taken = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="hvdsync joined", daemon=True)
+        self._thread.start()
 
-    def serve() -> None:
-        while not over.wait(_LONGEST_SLEEP):
+    def _serve(self) -> None:
+        while not self._over.wait(_LONGEST_SLEEP):
             for awaited in [s for s in list(_living) if s.is_begun_by_others]:
                 try:
                     awaited.contribute_zeros()
                 except Exception:  # the ranks' world has ended, which the main thread will say
                     return
+                self.taken += 1
 
-    thread = threading.Thread(target=serve, name="hvdsync joined", daemon=True)
-    thread.start()
+    def end(self) -> None:
+        """The rank is back."""
+        self._over.set()
+        self._thread.join()
+
+
+def join(wait_for_all: Callable[[], Any]) -> int:
+    """Wait, by Horovod's ``join``, for all ranks; contribute zeros to their sums until then.
+
+    Gives the rank that joined last. Collective at the end, too: a rank that is late must not take
+    a sum that is begun thereafter for one of before.
+    """
+    joined = _Joined()
     try:
-        yield
+        last = int(wait_for_all())
     finally:
-        over.set()
-        thread.join()
+        joined.end()
     if host_memory.may_be_shared():
-        world.current().barrier()
+        # Horovod saw none of these sums: who took part in more of them than it thinks came later.
+        missed = world.current().allgather(np.array([joined.taken]), "hvdsync.joined")
+        if missed[last] > missed.min():
+            last = int(missed.argmin())
+    return last
 
 
 def share(

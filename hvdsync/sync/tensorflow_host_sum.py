@@ -6,6 +6,7 @@ The graph calls into Python, where NumPy adds up what the ranks have in common; 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from hvdsync.comm import failures, host_memory, world
+from hvdsync.comm.comparison import require_equal
 from hvdsync.sync.host_sum import LINE, HostSum, Slot, aligned, share
 
 
@@ -52,6 +54,11 @@ class HostSums:
         self._averages = averages
         self._known: dict[tuple[str, _Layout], TensorSum | None] = {}
 
+    @property
+    def waited_seconds(self) -> float:
+        """Seconds in which graphs stood still for the sums of all ranks so far."""
+        return sum(known.waited_seconds for known in self._known.values() if known is not None)
+
     @staticmethod
     def may_be_used(tf: ModuleType) -> bool:
         """Whether graphs run where this memory is, and ranks are on one host."""
@@ -62,13 +69,13 @@ class HostSums:
         )
 
     def prepare(self, label: str, tensors: Sequence[Any]) -> TensorSum | None:
-        """The sum for tensors like these, of known shapes and one dtype, and a flag behind them.
+        """The sum for tensors like these, of known shapes and one dtype.
 
         Collective the first time that this label and these shapes come up, while a graph is made;
         it may be made again on one rank alone. None where the ranks have no memory in common, or
-        one of them has joined.
+        one of them has joined. Raises :class:`RankMismatch` on every rank when shapes differ.
         """
-        shapes = (*(tuple(tensor.shape) for tensor in tensors), ())
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         key = (label, _Layout(shapes, np.dtype(tensors[0].dtype.name)))
         if key not in self._known:
             with self._tf.init_scope():
@@ -80,6 +87,12 @@ class HostSums:
         present = comm.allreduce(np.ones(1, np.int32), "sum", f"{label}.present")
         if int(present[0]) < comm.size:
             return None
+        require_equal(
+            f"the tensors of '{label}'",
+            {f"tensor {i}": f"shape {list(s)}" for i, s in enumerate(layout.shapes)}
+            | {"dtype": layout.dtype.name},
+            "Look at what each of them gives there",
+        )
         scale = 1.0 / comm.size if self._averages else 1.0
         slot = Slot(label, aligned(layout.length, layout.dtype), scale)
         shared = share([slot], self._ended)
@@ -100,6 +113,7 @@ class TensorSum:
         self._shared = shared
         self._layout = layout
         self._places = layout.views(shared.mine)
+        self.waited_seconds = 0.0
 
     def in_graph(self, tensors: Sequence[Any]) -> list[Any]:
         """The tensors, reduced. A call into Python, which blocks one of TensorFlow's threads."""
@@ -115,7 +129,9 @@ class TensorSum:
         for place, array in zip(self._places, arrays, strict=True):
             np.copyto(place, array)
         shared.post()
+        started = time.perf_counter()
         while not shared.advance():
             pass
+        self.waited_seconds += time.perf_counter() - started
         # TensorFlow takes them over as they are; the next ones are in another array.
         return self._layout.views(shared.hand_over())

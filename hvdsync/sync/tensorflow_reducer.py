@@ -119,11 +119,13 @@ class GraphReducer:
 
         That is communication which no computation hid. Gradients are not held back to measure it.
         """
+        on_host = 0.0 if self._host_sums is None else self._host_sums.waited_seconds
         if self._waited is None:
-            return 0.0
+            return on_host
         # Asked at every step; the variable's own way takes five times as long.
         read = self._tf.raw_ops.ReadVariableOp
-        return float(read(resource=self._waited.handle, dtype=self._tf.float64).numpy())
+        timed = float(read(resource=self._waited.handle, dtype=self._tf.float64).numpy())
+        return on_host + timed
 
     @property
     def memory(self) -> Memory | None:
@@ -356,7 +358,8 @@ class GraphReducer:
                 look.at([i], [result[i]], largest=self._largest(result[i]))
             arrived = self._travel(tf.reshape(result[i], [-1]), f"{label}.dynamic{i}")
             result[i] = tf.reshape(arrived, tf.shape(result[i]))
-        total = self._host_sum_of(label, [result[i] for i in known])
+        flag_like = [] if look is None else [tf.zeros([], result[i].dtype) for i in known[:1]]
+        total = self._host_sum_of(label, [*(result[i] for i in known), *flag_like])
         if total is not None:
             return self._reduce_on_host(total, result, known, look)
         place = {i: p for p, i in enumerate(known)}
@@ -413,12 +416,13 @@ class GraphReducer:
         tensors = [result[i] for i in indices]
         if look is not None:
             look.at(indices, tensors)
-        flag = tf.constant(False) if look is None else look.flag
-        *reduced, flag = total.in_graph([*tensors, tf.cast(flag, tensors[0].dtype)])
-        self._sent_by_graph += [bytes_of(tf, tensor) for tensor in (*tensors, flag)]
+            tensors.append(tf.cast(look.flag, tensors[0].dtype))
+        reduced = total.in_graph(tensors)
+        self._sent_by_graph += [bytes_of(tf, tensor) for tensor in tensors]
+        flag = None if look is None else reduced.pop() > 0
         for i, tensor in zip(indices, reduced, strict=True):
             result[i] = tensor
-        return flag > 0
+        return flag
 
     def _travel_alone(self, flag: Any, name: str) -> Any:
         tf, hvd = self._tf, self._hvd

@@ -31,7 +31,7 @@ class Buffer:
         count = len(tensors)
         length = len(flat) - self.FLAGS_OF_EACH * count - self.FLAGS_OF_ALL
         self.flat = flat
-        self.gradients = flat[:length]
+        self.gradients, self.flags = flat[:length], flat[length:]
         self.views = shaped(self.gradients, tensors)
         self.used = flat[length : length + count]
         self.sparse = flat[length + count : length + 2 * count]
@@ -64,6 +64,11 @@ class FlatBucket:
         length = bucket.length + Buffer.FLAGS_OF_EACH * count + Buffer.FLAGS_OF_ALL
         flat = torch.zeros(length, dtype=first.dtype, device=first.device)
         self.outgoing = self.incoming = Buffer(flat, self.tensors)
+        # Nothing is missing, sparse or suspicious, and the rank is present.
+        self.outgoing.used.fill_(1)
+        self.outgoing.present.fill_(1)
+        self._usual = self.outgoing.flags.clone()
+        self._in_order = all(tensor.is_contiguous() for tensor in self.tensors)
         self.shared: HostSum | None = None
         self.has_been_asked = False
         self.pending = count
@@ -80,28 +85,35 @@ class FlatBucket:
         if self.shared is not None:
             self.shared.clear()
         outgoing = self.outgoing
-        targets, sources, missing, sparse = [], [], [], []
-        for i, (gradient, view) in enumerate(zip(gradients, outgoing.views, strict=True)):
-            if gradient is None:
-                missing.append(i)
-            elif gradient.is_sparse:
-                sparse.append(i)
-            elif gradient is not view:
-                targets.append(view)
-                sources.append(gradient)
-        if targets:
-            torch._foreach_copy_(targets, sources)
-        outgoing.used.fill_(1)
-        outgoing.sparse.zero_()
-        outgoing.suspect.zero_()
-        outgoing.present.fill_(1)
-        for i in missing:
+        outgoing.flags.copy_(self._usual)
+        self.missing = [i for i, gradient in enumerate(gradients) if gradient is None]
+        sparse = [i for i, g in enumerate(gradients) if g is not None and g.is_sparse]
+        if self.shared is not None and self._in_order and not self.missing and not sparse:
+            # One operation for all, where each of them takes as long as a small gradient does.
+            torch.cat([g.reshape(-1) for g in gradients if g is not None], out=outgoing.gradients)
+            return
+        for i in self.missing:
             outgoing.views[i].zero_()
             outgoing.used[i] = 0
         for i in sparse:
             outgoing.views[i].zero_()
             outgoing.sparse[i] = 1
-        self.missing = missing
+        apart = {*self.missing, *sparse}
+        pairs = [
+            (view, gradient)
+            for i, (view, gradient) in enumerate(zip(outgoing.views, gradients, strict=True))
+            if i not in apart and gradient is not view
+        ]
+        if pairs:
+            torch._foreach_copy_(*zip(*pairs, strict=True))
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether what has come is an average, and all ranks had dense, finite gradients for all.
+
+        May be untrue of such a bucket, too, where a mean of ones is not 1 to the last bit.
+        """
+        return bool(self.incoming.flags.equal(self._usual))
 
     def send(self, wire: Wire, label: str | None = None) -> None:
         """Start the reduction of what was filled in."""

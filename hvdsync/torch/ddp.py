@@ -24,9 +24,9 @@ from hvdsync.sync.options import check_compression, check_gradient_options
 from hvdsync.torch.hooks import ForwardHook
 from hvdsync.torch.optimizer import (
     DistributedOptimizer,
+    NamedParameters,
     _DistributedOptimizer,
     facts_of,
-    named_parameters_of,
 )
 from hvdsync.torch.passes import PassReducer, when_backward_is_done
 
@@ -66,9 +66,7 @@ def distribute_optimizer(
     check_compression(compression, engine="ddp")
     names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
 
-    def parameters() -> list[tuple[str, torch.nn.Parameter]]:
-        return named_parameters_of(optimizer, names)
-
+    parameters = NamedParameters(optimizer, names)
     if strange := [name for name, p in parameters() if p not in names]:
         raise ValueError(
             f"distribute(engine='ddp'): {len(strange)} of the optimizer's parameters are not the "

@@ -57,7 +57,11 @@ class GradientReducer(PassReducer):
         self._groups = groups
         self._reduces_this_pass = False
         self._buckets: list[FlatBucket] = []
-        self._places: dict[torch.Tensor, tuple[FlatBucket, int]] = {}
+        self._named: Sequence[tuple[str, torch.nn.Parameter]] = ()
+        self._wanted: list[bool] = []
+        self._known: dict[torch.Tensor, str] = {}
+        # By identity of parameters, which buckets keep: a tensor's own hash is a call into Python.
+        self._places: dict[int, FlatBucket] = {}
         self._sparse: dict[torch.Tensor, str] = {}
         self._planned: dict[torch.Tensor, str] = {}
         self._watch(self._trainable())
@@ -107,7 +111,13 @@ class GradientReducer(PassReducer):
     # Planning
 
     def _trainable(self) -> dict[torch.Tensor, str]:
-        return {p: name for name, p in self.parameters() if p.requires_grad}
+        """Names of the parameters that require gradients; the same dictionary until they change."""
+        named = self.parameters()
+        wanted = [p.requires_grad for _, p in named]
+        if named is not self._named or wanted != self._wanted:
+            self._named, self._wanted = named, wanted
+            self._known = {p: name for name, p in named if p.requires_grad}
+        return self._known
 
     def _watch(self, trainable: dict[torch.Tensor, str]) -> None:
         """Plan buckets for these parameters, from scratch, and hook those that are new."""
@@ -124,7 +134,7 @@ class GradientReducer(PassReducer):
         names = [named[p] for p in tensors]
         added = make_flat_buckets(torch, tensors, names, group_positions(self._groups, tensors))
         for bucket in added:
-            self._places.update({p: (bucket, slot) for slot, p in enumerate(bucket.tensors)})
+            self._places.update({id(p): bucket for p in bucket.tensors})
         self._buckets.extend(added)
 
     # One backward pass
@@ -136,10 +146,9 @@ class GradientReducer(PassReducer):
             self.verdict.look_alone(parameter, parameter.grad)
         if not self._reduces_this_pass:
             return
-        place = self._places.get(parameter)
-        if place is None:
+        bucket = self._places.get(id(parameter))
+        if bucket is None:
             return
-        bucket = place[0]
         bucket.pending -= 1
         if bucket.pending == 0:
             self._send(bucket)
@@ -229,10 +238,15 @@ class GradientReducer(PassReducer):
     def _flush_over(self, wire: Wire) -> None:
         trainable = self._trainable()
         # Tensors compare by identity here: dictionary views look keys up by hash.
-        stale = trainable.keys() != self._planned.keys()
+        stale = trainable is not self._planned and trainable.keys() != self._planned.keys()
         if stale:
-            known = {**self._places, **self._sparse}
-            self._add_buckets({p: name for p, name in trainable.items() if p not in known})
+            self._add_buckets(
+                {
+                    p: name
+                    for p, name in trainable.items()
+                    if id(p) not in self._places and p not in self._sparse
+                }
+            )
         if not trainable:
             raise HvdsyncError(
                 f"{wire.name}: this step reduced nothing, because none of the "
@@ -246,6 +260,10 @@ class GradientReducer(PassReducer):
         found_sparse: dict[torch.Tensor, str] = {}
         for bucket in self._buckets:
             self._land(bucket)
+            if bucket.is_usual and not self._sparse_as_dense:
+                for parameter, view in zip(bucket.tensors, bucket.incoming.views, strict=True):
+                    parameter.grad = view
+                continue
             if self.verdict is not None:
                 bucket.show_reduced(self.verdict, bucket.tensors)
             found_sparse.update(self._deliver(bucket, trainable))

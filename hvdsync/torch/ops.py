@@ -7,7 +7,6 @@ Importing this finds Horovod, or says in one sentence how to get it. In a world 
 import functools
 import importlib
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 from hvdsync.comm import horovod, process_group
@@ -141,8 +140,7 @@ def _by_engine(name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(operation)
     def run(*args: Any, **kwargs: Any) -> Any:
         if process_group.active() is None:
-            with host_sum.contributing_zeros() if name == "join" else nullcontext():
-                return operation(*args, **kwargs)
+            return operation(*args, **kwargs)
         # Not before: it needs torch.distributed, which not every PyTorch was built with.
         other = importlib.import_module("hvdsync.torch.process_group_ops")
         return getattr(other, name)(*args, **kwargs)
@@ -150,5 +148,7 @@ def _by_engine(name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+# Ranks of one host reduce gradients without Horovod, which then is not all there is to join.
+join = functools.wraps(join)(functools.partial(host_sum.join, join))
 for _name in set(__all__) - _FACTS:
     globals()[_name] = _by_engine(_name, globals()[_name])

@@ -8,6 +8,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
+from operator import is_
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -377,9 +379,7 @@ def DistributedOptimizer(
             op=op,
         )
 
-    def parameters() -> list[tuple[str, torch.nn.Parameter]]:
-        return named_parameters_of(optimizer, names)
-
+    parameters = NamedParameters(optimizer, names)
     wire = None
     if not alone and process_set.included():
         facts = facts_of(
@@ -432,15 +432,27 @@ def DistributedOptimizer(
     return _DistributedOptimizer(optimizer, reducer, local)
 
 
-def named_parameters_of(
-    optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]
-) -> list[tuple[str, torch.nn.Parameter]]:
-    """(Name, parameter) of all groups; by group and position where ``names`` has none."""
-    return [
-        (names.get(p, f"group{i}.param{j}"), p)
-        for i, group in enumerate(optimizer.param_groups)
-        for j, p in enumerate(group["params"])
-    ]
+class NamedParameters:
+    """(Name, parameter) of all groups; by group and position where ``names`` has none.
+
+    The same list at each call until the optimizer has other parameters.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]) -> None:
+        self._optimizer = optimizer
+        self._names = names
+        self._named: list[tuple[str, torch.nn.Parameter]] = []
+
+    def __call__(self) -> list[tuple[str, torch.nn.Parameter]]:
+        groups = [group["params"] for group in self._optimizer.param_groups]
+        known = [p for _, p in self._named]
+        if len(known) != sum(map(len, groups)) or not all(map(is_, known, chain(*groups))):
+            self._named = [
+                (self._names.get(p, f"group{i}.param{j}"), p)
+                for i, group in enumerate(groups)
+                for j, p in enumerate(group)
+            ]
+        return self._named
 
 
 def facts_of(

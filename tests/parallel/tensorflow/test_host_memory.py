@@ -49,7 +49,7 @@ def test_every_step_of_ranks_of_one_host_goes_through_it(several_ranks, used, gr
         np.testing.assert_allclose(kernel, np.full((INPUTS, UNITS), turn * mean_of_ranks))
         np.testing.assert_allclose(bias, np.full(UNITS, turn * mean_of_ranks))
     assert used
-    assert sorted(used[0]) == [(), (UNITS,), (INPUTS, UNITS)]
+    assert sorted(used[0]) == [(UNITS,), (INPUTS, UNITS)]
 
 
 def test_one_rank_that_does_not_want_it_is_enough(several_ranks, used, monkeypatch):

@@ -44,6 +44,7 @@ def test_gradients_of_other_shapes_are_told_by_the_tape():
     variable = tf.Variable(tf.ones([3 if hvd.rank() == 1 else 2]))
     with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
         loss = tf.reduce_sum(variable * variable)
-    with pytest.raises(RankMismatch, match=r"tensor 'DistributedGradientTape.*shape") as caught:
+    with pytest.raises(RankMismatch, match="the tensors of 'DistributedGradientTape") as caught:
         tape.gradient(loss, [variable])
-    assert values() in str(caught.value)
+    assert "tensor 0: " in str(caught.value)
+    assert "rank 1: shape [3]" in str(caught.value)

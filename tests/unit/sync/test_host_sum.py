@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hvdsync.comm import in_flight
-from hvdsync.sync.host_sum import HostSum, Slot, contributing_zeros
+from hvdsync.sync.host_sum import HostSum, Slot, join
 
 
 def ranks_of(size: int, length: int, scale: float, is_over=lambda: None) -> list[HostSum]:
@@ -61,14 +61,17 @@ def test_an_array_is_not_filled_anew_before_all_have_read_it() -> None:
 def test_a_rank_that_has_joined_adds_zeros_to_what_the_others_begin() -> None:
     first, second = ranks_of(2, 4, 1.0)
     second.mine[:] = 7  # of its last turn
-    with contributing_zeros():
+
+    def others_go_on() -> int:
         for turn in (1, 2):
-            # Only one of them waits for anybody: both are in this process.
             first.clear()
             first.mine[:] = turn
             first.post()
             assert first.advance()
             assert result_of(first).tolist() == [turn] * 4
+        return 0
+
+    assert join(others_go_on) == 0
     assert first._turn == second._turn == 2
 
 
