@@ -146,6 +146,130 @@ def step(
     report(measure(Settings(framework, names, rounds, seconds)), out)
 
 
+_ROUNDS = "How often all take turns; ratios are those of the same round."
+
+
+@command.command("allreduce")
+@click.option(
+    "--largest",
+    type=click.FloatRange(2**-10),
+    default=64.0,
+    show_default=True,
+    metavar="MB",
+    help="The largest size; others are a quarter each of the next, from 1 KB on.",
+)
+@click.option("--rounds", type=click.IntRange(1), default=20, show_default=True, help=_ROUNDS)
+@click.option("--quick", is_flag=True, help="Up to 4 MB, and ten rounds.")
+@to_directory
+def allreduce(largest: float, rounds: int, quick: bool, out: Path | None) -> None:
+    """Time and bus bandwidth of one all-reduce by Horovod, torch.distributed and mpi4py.
+
+    Start it with `horovodrun -np 2 python -m hvdsync bench allreduce`; over MPI, where mpi4py takes
+    part, with `horovodrun --mpi -np 2 ...`.
+    """
+    _need_several("allreduce")
+    from hvdsync.tools.bench.allreduce import KILOBYTE, SIZES, Settings, measure
+
+    if quick:
+        largest, rounds = min(largest, 4.0), 10
+    sizes = [size for size in SIZES if size <= largest * KILOBYTE**2]
+    report(measure(Settings(sizes, rounds)), out)
+
+
+_MODEL = click.Choice(list(MODELS))
+
+
+@command.command("scaling")
+@click.option("--model", type=_MODEL, default="mlp", show_default=True)
+@click.option("--workers", default="1,2,4", show_default=True, help="How many, with commas.")
+@click.option("--rounds", type=click.IntRange(1), default=6, show_default=True, help=_ROUNDS)
+@click.option("--quick", is_flag=True, help="Three rounds.")
+@to_directory
+def scaling(model: str, workers: str, rounds: int, quick: bool, out: Path | None) -> None:
+    """Weak and strong scaling on this machine; launches its workers itself."""
+    _need_no_launcher("scaling")
+    from hvdsync.tools.bench.scaling import Settings, measure
+
+    sizes = [int(part) if part.isdecimal() else 0 for part in workers.split(",")]
+    if min(sizes) < 1:
+        raise HvdsyncError(
+            f"bench scaling: --workers is {workers!r}; expected numbers, as in 1,2,4"
+        )
+    report(measure(Settings(model, sizes, min(rounds, 3) if quick else rounds)), out)
+
+
+@command.command("startup")
+@click.option(
+    "--framework", type=click.Choice(["torch", "tensorflow"]), default="torch", show_default=True
+)
+@click.option("--workers", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--rounds", type=click.IntRange(1), default=6, show_default=True, help=_ROUNDS)
+@click.option("--quick", is_flag=True, help="Three rounds.")
+@to_directory
+def startup(framework: str, workers: int, rounds: int, quick: bool, out: Path | None) -> None:
+    """Seconds to import, initialise and take a first step; launches its workers itself."""
+    _need_no_launcher("startup")
+    from hvdsync.tools.bench.startup import Settings, measure
+
+    report(measure(Settings(framework, workers, min(rounds, 3) if quick else rounds)), out)
+
+
+@command.command("checkpoint")
+@click.option("--model", type=_MODEL, default="wide", show_default=True)
+@click.option("--every", type=click.IntRange(1), default=200, show_default=True, help="Steps.")
+@click.option("--rounds", type=click.IntRange(1), default=10, show_default=True, help=_ROUNDS)
+@click.option(
+    "--directory",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Write below this folder, in place of the system's temporary one.",
+)
+@click.option("--quick", is_flag=True, help="A small model, 50 steps, six rounds.")
+@to_directory
+def checkpoint(
+    model: str, every: int, rounds: int, directory: Path | None, quick: bool, out: Path | None
+) -> None:
+    """What saving costs at once and in the background; alone, or on workers that were started."""
+    from hvdsync.tools.bench.checkpoint import Settings, measure
+
+    if quick:
+        model, every, rounds = "mlp", min(every, 50), min(rounds, 6)
+    report(measure(Settings(model, every, rounds, directory)), out)
+
+
+@command.command("guard")
+@click.option("--model", type=_MODEL, default="mlp", show_default=True)
+@click.option("--every", type=click.IntRange(1), default=100, show_default=True, help="Steps.")
+@click.option("--rounds", type=click.IntRange(1), default=12, show_default=True, help=_ROUNDS)
+@click.option("--quick", is_flag=True, help="Six rounds.")
+@to_directory
+def guard(model: str, every: int, rounds: int, quick: bool, out: Path | None) -> None:
+    """What guards and the split of times cost; alone, or on workers that were started."""
+    from hvdsync.tools.bench.guard import Settings, measure
+
+    report(measure(Settings(model, every, min(rounds, 6) if quick else rounds)), out)
+
+
+def _need_several(name: str) -> None:
+    from hvdsync.comm.launch import detect
+
+    launch = detect()
+    if launch is None or launch.size == 1:
+        raise HvdsyncError(
+            f"bench {name}: it takes several workers, found one; start it with "
+            f"`horovodrun -np 2 python -m hvdsync bench {name}`"
+        )
+
+
+def _need_no_launcher(name: str) -> None:
+    from hvdsync.comm.launch import detect
+
+    if (launch := detect()) is not None:
+        raise HvdsyncError(
+            f"bench {name}: it launches its workers itself, found rank {launch.rank} of "
+            f"{launch.launcher}; start it with `python -m hvdsync bench {name}`"
+        )
+
+
 def report(made: Report, out: Path | None) -> None:
     """Show and keep a report, once for all workers."""
     from hvdsync.comm.launch import detect

@@ -27,8 +27,8 @@ class Ratio:
 
     @property
     def is_meaningful(self) -> bool:
-        """Whether the interval is narrow enough for the ratio to be told."""
-        return (self.high - self.low) / self.median <= WIDEST
+        """Whether the interval is narrow enough for the ratio to be told; one pair has none."""
+        return self.pairs > 1 and (self.high - self.low) / self.median <= WIDEST
 
     def __str__(self) -> str:
         if not self.is_meaningful:

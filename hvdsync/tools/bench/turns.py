@@ -18,7 +18,7 @@ _WARM_UP = 5
 
 
 def take_turns(
-    steps: Mapping[str, Callable[[], None]], *, rounds: int, seconds: float, first: str
+    steps: Mapping[str, Callable[[], object]], *, rounds: int, seconds: float, first: str
 ) -> dict[str, list[float]]:
     """Seconds of one step of each, by round: those of the slowest rank. Collective.
 
@@ -44,7 +44,7 @@ def take_turns(
     return {name: np.max([own[name] for own in of_ranks], axis=0).tolist() for name in names}
 
 
-def _steps_within(step: Callable[[], None], seconds: float) -> int:
+def _steps_within(step: Callable[[], object], seconds: float) -> int:
     times = []
     for _ in range(_WARM_UP):
         started = time.perf_counter()
