@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from hvdsync.comm import clock, runtime_threads, threads, world
+from hvdsync.comm import clock, interfaces, runtime_threads, threads, world
 from hvdsync.comm.communicator import Communicator, ReduceOp
 from hvdsync.comm.comparison import installation, note
 from hvdsync.comm.launch import LaunchInfo, claimed, detect
@@ -172,6 +172,7 @@ def start(framework: str, *args: Any, **kwargs: Any) -> None:
         )
     hvd = load(framework)
     launch = detect()
+    interfaces.settle()
     with _defaults(_settings(launch)), runtime_threads.noticed():
         hvd.init(*args, **kwargs)
     communicator = HorovodCommunicator(hvd, _TO_TENSOR[framework], lambda tensor: tensor.numpy())

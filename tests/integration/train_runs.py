@@ -37,7 +37,9 @@ def environment() -> dict[str, str]:
     return environ
 
 
-def run(command: Sequence[str | Path], folder: Path) -> subprocess.CompletedProcess[str]:
+def run(
+    command: Sequence[str | Path], folder: Path, seconds: float = SECONDS
+) -> subprocess.CompletedProcess[str]:
     """Run a command in ``folder``, and wait for it."""
     return subprocess.run(
         [str(part) for part in command],
@@ -45,14 +47,14 @@ def run(command: Sequence[str | Path], folder: Path) -> subprocess.CompletedProc
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=seconds,
         check=False,
     )
 
 
-def succeed(command: Sequence[str | Path], folder: Path) -> str:
+def succeed(command: Sequence[str | Path], folder: Path, seconds: float = SECONDS) -> str:
     """The standard output of a command that must end well."""
-    result = run(command, folder)
+    result = run(command, folder, seconds)
     assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
     return result.stdout
 

@@ -1,4 +1,4 @@
-"""The commands below ``python -m hvdsync bench``: options in, a table and a JSON file out."""
+"""The commands below ``python -m hvdsync bench``: options in, a report out."""
 
 from __future__ import annotations
 
@@ -278,3 +278,45 @@ def report(made: Report, out: Path | None) -> None:
     launch = detect()
     if launch is None or launch.rank == 0:
         finish(made, out)
+
+
+@command.command("link")
+@click.option(
+    "--link",
+    "links",
+    multiple=True,
+    metavar="RATE",
+    help="A rate such as [b]100Mbit[/], or [b]loopback[/]; may be given several times.  "
+    "[default: 100Mbit, 1Gbit, loopback]",
+)
+@click.option("--model", type=click.Choice(list(MODELS)), default="mlp", show_default=True)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    default=7,
+    show_default=True,
+    help="How often all take turns; the table has medians.",
+)
+@click.option("--quick", is_flag=True, help="200 Mbit/s and loopback only, in fewer rounds.")
+@to_directory
+def link(out: Path | None, links: tuple[str, ...], quick: bool, **options: Any) -> None:
+    """Update rules and compressions between two hosts, made on this machine, with a slow link.
+
+    Needs root, and the programs [b]ip[/], [b]tc[/] and [b]ssh[/]. Start it without a launcher.
+    """
+    from hvdsync.tools.bench import link as bench
+
+    names = links or (("200Mbit", "loopback") if quick else ("100Mbit", "1Gbit", "loopback"))
+    if quick:
+        options["rounds"] = min(options["rounds"], 3)
+    settings = bench.Settings(links=tuple(map(_rate, names)), **options)
+    report(bench.measure(settings).report(), out)
+
+
+def _rate(text: str) -> float | None:
+    from hvdsync.tools.bench import rates
+
+    try:
+        return rates.parse(text)
+    except ValueError as error:
+        raise click.UsageError(f"{error}.") from error

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 from hvdsync.tools.bench.report import Chart
 
 
 def draw(chart: Chart) -> str:
     """The chart as an ``<svg>`` element that fits the width of what it stands in."""
-    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    bars = len(chart.x) * len(chart.series)
+    height = 0.17 * bars + 1.5 if chart.kind == "rows" else 4.2
+    figure = Figure(figsize=(9, height), layout="constrained")
     axes = figure.subplots()
     if chart.kind == "bars":
         _bars(axes, chart)
+    elif chart.kind == "rows":
+        _rows(axes, chart)
     else:
         for name, values in chart.series.items():
             pairs = [(x, y) for x, y in zip(chart.x, values, strict=True) if y is not None]
             axes.plot([x for x, _ in pairs], [y for _, y in pairs], marker="o", label=name)
         axes.set_xscale(chart.x_scale)
-    axes.set_yscale(chart.y_scale)
+    if chart.kind != "rows":
+        axes.set_yscale(chart.y_scale)
     if chart.marked is not None:
-        axes.axhline(chart.marked, color="black", linewidth=1, linestyle="--")
+        mark = axes.axvline if chart.kind == "rows" else axes.axhline
+        mark(chart.marked, color="black", linewidth=1, linestyle="--")
     axes.set_title(chart.title, loc="left")
     axes.set_xlabel(chart.x_label)
     axes.set_ylabel(chart.y_label)
@@ -35,10 +43,24 @@ def draw(chart: Chart) -> str:
     return svg[svg.index("<svg") :]
 
 
-def _bars(axes: object, chart: Chart) -> None:
+def _bars(axes: Any, chart: Chart) -> None:
     width = 0.8 / max(len(chart.series), 1)
     places = np.arange(len(chart.x))
     for i, (name, values) in enumerate(chart.series.items()):
         heights = [np.nan if value is None else value for value in values]
-        axes.bar(places + (i + 0.5) * width - 0.4, heights, width, label=name)  # type: ignore[attr-defined]
-    axes.set_xticks(places, chart.x)  # type: ignore[attr-defined]
+        axes.bar(places + (i + 0.5) * width - 0.4, heights, width, label=name)
+    axes.set_xticks(places, chart.x)
+
+
+def _rows(axes: Any, chart: Chart) -> None:
+    height = 0.8 / max(len(chart.series), 1)
+    places = np.arange(len(chart.x))
+    for i, (name, values) in enumerate(chart.series.items()):
+        widths = [np.nan if value is None else value for value in values]
+        axes.barh(places + (i + 0.5) * height - 0.4, widths, height, label=name)
+    axes.set_yticks(places, chart.x)
+    axes.set_ylim(len(chart.x) - 0.5, -0.5)
+    axes.set_xscale(chart.x_scale)
+    if chart.x_scale == "log":
+        axes.xaxis.set_major_formatter(LogFormatter())
+        axes.xaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))

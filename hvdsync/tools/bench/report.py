@@ -33,11 +33,12 @@ class Table:
 class Chart:
     """Values of each series over ``x``; None is left out.
 
-    Bars have names in ``x``, lines numbers. ``marked`` is a value of y to compare with.
+    Bars and rows, which are bars that lie, have names in ``x``, lines numbers. ``marked`` is a
+    value to compare with.
     """
 
     title: str
-    kind: Literal["bars", "lines"]
+    kind: Literal["bars", "rows", "lines"]
     x: Sequence[Any]
     series: Mapping[str, Sequence[float | None]]
     x_label: str = ""
