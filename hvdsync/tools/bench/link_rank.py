@@ -137,6 +137,8 @@ def measure(settings: Settings, rate: float | None) -> OnLink:
             hvd.allreduce(torch.zeros(1), name="start")
             before = _bytes_sent()
             taken = _timed(contender.take_turn)
+            # Behind what may still wait in the queue of the link.
+            hvd.allreduce(torch.zeros(1), name="end")
             if turn >= _WARM_UP_TURNS:
                 times[name].append(taken / contender.steps)
                 sent[name] = (_bytes_sent() - before) / contender.steps / hvd.local_size()
