@@ -140,6 +140,12 @@ class Sharing:
         self.local_steps: LocalTraining | None = None
         self.local: set[Hashable] = set()
 
+    def meet(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Call ``before_build``, once."""
+        told, self.before_build = self.before_build, None
+        if told is not None:
+            told(optimizer, variables)
+
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Gradients as the optimizer is to see them."""
         return self.reducer.reduce(
@@ -234,12 +240,15 @@ def _distributed_class(base: Any, outside_compiler: Callable[..., Any]) -> Any:
         __class__ = saved_as(base)
 
         def build(self, variables: Any) -> Any:
-            if not self.built and self._sharing.before_build is not None:
-                self._sharing.before_build(self, variables)
+            if not self.built:
+                self._sharing.meet(self, variables)
             return base.build(self, variables)
 
         @outside_compiler
         def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+            if trainable_variables is not None and not self.built:
+                # Ranks with other options would not even reduce alike.
+                self._sharing.meet(self, list(trainable_variables))
             return _apply(base, self, grads, trainable_variables)
 
         def register_local_var(self, var: Any) -> None:

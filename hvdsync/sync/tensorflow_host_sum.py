@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from types import ModuleType
@@ -52,7 +52,7 @@ class HostSums:
         self._tf = tf
         self._hvd = hvd
         self._averages = averages
-        self._known: dict[tuple[str, _Layout], TensorSum | None] = {}
+        self._known: dict[Hashable, TensorSum | None] = {}
 
     @property
     def waited_seconds(self) -> float:
@@ -68,29 +68,33 @@ class HostSums:
             and not tf.config.get_visible_devices("GPU")
         )
 
-    def prepare(self, label: str, tensors: Sequence[Any]) -> TensorSum | None:
+    def prepare(self, label: str, tensors: Sequence[Any], wanted: bool) -> TensorSum | None:
         """The sum for tensors like these, of known shapes and one dtype.
 
         Collective the first time that this label and these shapes come up, while a graph is made;
-        it may be made again on one rank alone. None where the ranks have no memory in common, or
-        one of them has joined. Raises :class:`RankMismatch` on every rank when shapes differ.
+        it may be made again on one rank alone. None where the ranks have no memory in common, one
+        of them has joined, or this is not ``wanted`` on all. Raises :class:`RankMismatch` on every
+        rank when shapes, dtypes or reductions differ.
         """
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
-        key = (label, _Layout(shapes, np.dtype(tensors[0].dtype.name)))
+        dtypes = {tensor.dtype.name for tensor in tensors}
+        key = (label, shapes, *sorted(dtypes), wanted)
         if key not in self._known:
             with self._tf.init_scope():
-                self._known[key] = self._share(*key)
+                layout = _Layout(shapes, np.dtype(dtypes.pop())) if wanted else None
+                self._known[key] = self._share(label, layout)
         return self._known[key]
 
-    def _share(self, label: str, layout: _Layout) -> TensorSum | None:
+    def _share(self, label: str, layout: _Layout | None) -> TensorSum | None:
         comm = world.current()
-        present = comm.allreduce(np.ones(1, np.int32), "sum", f"{label}.present")
-        if int(present[0]) < comm.size:
+        wanted = np.array([layout is not None], np.int32)
+        present = comm.allreduce(wanted, "sum", f"{label}.wanted")
+        if layout is None or int(present[0]) < comm.size:
             return None
+        facts = {f"tensor {i}": f"shape {list(shape)}" for i, shape in enumerate(layout.shapes)}
         require_equal(
             f"the tensors of '{label}'",
-            {f"tensor {i}": f"shape {list(s)}" for i, s in enumerate(layout.shapes)}
-            | {"dtype": layout.dtype.name},
+            {**facts, "dtype": layout.dtype.name, "average": self._averages},
             "Look at what each of them gives there",
         )
         scale = 1.0 / comm.size if self._averages else 1.0

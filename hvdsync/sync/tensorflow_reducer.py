@@ -97,14 +97,7 @@ class GraphReducer:
         self._exchanges: Exchanges | None = None
         if isinstance(compression, BucketCompressor) and op in (hvd.Average, hvd.Sum):
             self._exchanges = Exchanges(tf, hvd, compression, self.process_set)
-        self._host_sums: HostSums | None = None
-        if (
-            self._exchanges is None
-            and op in (hvd.Average, hvd.Sum)
-            and gradient_predivide_factor == 1.0
-            and self.process_set is hvd.global_process_set
-        ):
-            self._host_sums = HostSums(tf, hvd, averages=op == hvd.Average)
+        self._host_sums = HostSums(tf, hvd, averages=op == hvd.Average)
         # There is nothing for AutoGraph to convert, which takes it seconds.
         self._unconverted = tf.autograph.experimental.do_not_convert(self._reduce)
         clock.include(self)
@@ -119,7 +112,7 @@ class GraphReducer:
 
         That is communication which no computation hid. Gradients are not held back to measure it.
         """
-        on_host = 0.0 if self._host_sums is None else self._host_sums.waited_seconds
+        on_host = self._host_sums.waited_seconds
         if self._waited is None:
             return on_host
         # Asked at every step; the variable's own way takes five times as long.
@@ -397,16 +390,20 @@ class GraphReducer:
         return tf.reshape(tf.cast(flag, tf.float32) > 0, [])
 
     def _host_sum_of(self, label: str, tensors: Sequence[Any]) -> Any:
-        """The sum of these tensors through memory that the ranks have in common, if they can."""
-        tf = self._tf
-        if self._host_sums is None or not tensors or not self._host_sums.may_be_used(tf):
+        """The sum of these tensors through memory that the ranks have in common, if all can."""
+        tf, hvd = self._tf, self._hvd
+        if self.process_set is not hvd.global_process_set or not self._host_sums.may_be_used(tf):
             return None
         dtypes = {tensor.dtype for tensor in tensors}
-        if len(dtypes) > 1 or not dtypes <= {tf.float32, tf.float64}:
-            return None
-        if self._compress(tensors[0])[0] is not tensors[0]:
-            return None
-        return self._host_sums.prepare(label, tensors)
+        as_they_are = (
+            self._exchanges is None
+            and self._op in (hvd.Average, hvd.Sum)
+            and self._predivide == 1.0
+            and len(dtypes) == 1
+            and dtypes <= {tf.float32, tf.float64}
+            and self._compress(tensors[0])[0] is tensors[0]
+        )
+        return self._host_sums.prepare(label, tensors, as_they_are)
 
     def _reduce_on_host(
         self, total: Any, result: list[Any], indices: Sequence[int], look: Look | None
