@@ -17,15 +17,25 @@ from hvdsync.errors import HvdsyncError, RankMismatch
 _MISMATCH = re.compile(r"Mismatched tensor '(?P<name>.*?)': (?P<values>[^\n]*?)\.(?:\s|$)")
 
 _reason: Callable[[BaseException], HvdsyncError | None] | None = None
+_has_ended: Callable[[int], bool] | None = None
 
 
-def explain_with(reason: Callable[[BaseException], HvdsyncError | None] | None) -> None:
+def explain_with(
+    reason: Callable[[BaseException], HvdsyncError | None] | None,
+    has_ended: Callable[[int], bool] | None = None,
+) -> None:
     """From now on ``reason`` is asked for errors that say nothing of themselves; None: nobody is.
 
-    It gives hvdsync's own error, or None where it knows none.
+    It gives hvdsync's own error, or None where it knows none. ``has_ended`` says of a rank whether
+    it will not come to any collective any more.
     """
-    global _reason
-    _reason = reason
+    global _reason, _has_ended
+    _reason, _has_ended = reason, has_ended
+
+
+def has_ended(rank: int) -> bool:
+    """Whether this rank is known not to come to any collective any more."""
+    return _has_ended is not None and _has_ended(rank)
 
 
 def explain(error: BaseException) -> HvdsyncError | None:

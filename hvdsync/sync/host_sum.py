@@ -70,14 +70,14 @@ class HostSum:
         flags: Sequence[np.ndarray],
         arrays: Sequence[np.ndarray],
         rank: int,
-        is_over: Callable[[], BaseException | None],
+        has_ended: Callable[[int], BaseException | None],
     ) -> None:
         self.name = slot.name
         self._result, self._scale = slot.result, slot.scale
         self.mine = arrays[rank]
         self._arrays = arrays
         self._rank = rank
-        self._is_over = is_over
+        self._has_ended = has_ended
         self._flags = flags
         self._turn = 0
         size = len(arrays)
@@ -103,7 +103,7 @@ class HostSum:
     def advance(self) -> bool:
         """Wait for what is next, and do it; whether the result is there now.
 
-        Raises what ``is_over`` has to say when the ranks' world ends meanwhile.
+        Raises the error that ``has_ended`` has for a rank that will not come.
         """
         result, scale = self._result, self._scale
         if not self._has_summed:
@@ -154,11 +154,12 @@ class HostSum:
             np.multiply(total, scale, out=result[chunk])
 
     def _wait(self, which: int) -> None:
-        for flags in self._flags:
+        for rank, flags in enumerate(self._flags):
             if flags[which] < self._turn:
-                self._wait_for(flags, which)
+                self._wait_for(rank, which)
 
-    def _wait_for(self, flags: np.ndarray, which: int) -> None:
+    def _wait_for(self, rank: int, which: int) -> None:
+        flags = self._flags[rank]
         started = time.perf_counter()
         while time.perf_counter() - started < _SPIN_SECONDS:
             os.sched_yield()
@@ -171,8 +172,9 @@ class HostSum:
             now = time.perf_counter()
             if now - looked > _LOOK_AROUND_SECONDS:
                 looked = now
-                error = self._is_over()
-                if error is not None:
+                error = self._has_ended(rank)
+                # What it did before is done.
+                if error is not None and flags[which] < self._turn:
                     in_flight.end(self.name)
                     raise error
 
@@ -228,12 +230,12 @@ def join(wait_for_all: Callable[[], Any]) -> int:
 
 
 def share(
-    slots: Sequence[Slot], is_over: Callable[[], BaseException | None]
+    slots: Sequence[Slot], has_ended: Callable[[int], BaseException | None]
 ) -> list[HostSum] | None:
     """A sum for each slot, or None on every rank where they have no memory in common; collective.
 
-    All ranks give equal slots. ``is_over`` gives the error with which waiting ends when the world
-    of ranks has ended.
+    All ranks give equal slots. ``has_ended`` gives the error with which waiting for a rank ends, if
+    that will not come.
     """
     if not slots or not host_memory.may_be_shared():
         return None
@@ -247,6 +249,6 @@ def share(
         used = middle + slot.result.nbytes
         flags = [piece[start:middle].view(np.int64)[:: LINE // 8] for piece in memory.pieces]
         arrays = [piece[middle:used].view(slot.result.dtype) for piece in memory.pieces]
-        sums.append(HostSum(slot, flags, arrays, world.current().rank, is_over))
+        sums.append(HostSum(slot, flags, arrays, world.current().rank, has_ended))
         start = end
     return sums

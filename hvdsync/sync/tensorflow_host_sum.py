@@ -102,8 +102,8 @@ class HostSums:
         shared = share([slot], self._ended)
         return None if shared is None else TensorSum(self._tf, shared[0], layout)
 
-    def _ended(self) -> BaseException | None:
-        if self._hvd.is_initialized():
+    def _ended(self, rank: int) -> BaseException | None:
+        if self._hvd.is_initialized() and not failures.has_ended(rank):
             return None
         error = RuntimeError("Horovod has been shut down")
         return failures.explain(error) or error

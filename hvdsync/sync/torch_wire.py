@@ -114,9 +114,9 @@ class Wire:
         whole = not isinstance(self.compression, BucketCompressor) and wire is flat and undo is None
         return whole and flat.device.type == "cpu" and flat.dtype in floats
 
-    def _ended(self) -> BaseException | None:
-        """The error of who waits for ranks of a world that has ended."""
-        if self.hvd.is_initialized():
+    def _ended(self, rank: int) -> BaseException | None:
+        """The error of who waits for a rank that will not come."""
+        if self.hvd.is_initialized() and not failures.has_ended(rank):
             return None
         error = self.hvd.HorovodInternalError("Horovod has been shut down")
         return failures.explain(error) or error

@@ -115,6 +115,10 @@ class Member:
             )
         return RankFailed(f"{here} cannot go on: {cause.text}{trace}")
 
+    def has_ended(self, rank: int) -> bool:
+        """Whether waiting for this rank is in vain, as far as is known here."""
+        return rank in self._endings or self._verdict is not None
+
     @property
     def is_well(self) -> bool:
         """Whether no rank is known to have ended, this one included."""

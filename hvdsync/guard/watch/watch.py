@@ -42,7 +42,7 @@ class Watch:
         self.seconds = seconds
         self._member = Member(rank, size, seconds, Pending(basics), basics.shutdown, heard)
         self._exits = Exits(self._member)
-        failures.explain_with(self._exits.explain)
+        failures.explain_with(self._exits.explain, self._member.has_ended)
 
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks that this one ends with ``error``."""

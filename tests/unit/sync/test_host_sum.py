@@ -11,11 +11,13 @@ from hvdsync.comm import in_flight
 from hvdsync.sync.host_sum import HostSum, Slot, join
 
 
-def ranks_of(size: int, length: int, scale: float, is_over=lambda: None) -> list[HostSum]:
+def ranks_of(size: int, length: int, scale: float, has_ended=lambda rank: None) -> list[HostSum]:
     flags = [np.zeros(3, np.int64) for _ in range(size)]
     arrays = [np.zeros(length, np.float32) for _ in range(size)]
     return [
-        HostSum(Slot(f"sum of {r}", np.zeros(length, np.float32), scale), flags, arrays, r, is_over)
+        HostSum(
+            Slot(f"sum of {r}", np.zeros(length, np.float32), scale), flags, arrays, r, has_ended
+        )
         for r in range(size)
     ]
 
@@ -75,17 +77,17 @@ def test_a_rank_that_has_joined_adds_zeros_to_what_the_others_begin() -> None:
     assert first._turn == second._turn == 2
 
 
-def test_what_waits_is_listed_and_ends_with_the_world() -> None:
+def test_what_waits_is_listed_and_ends_with_the_rank_that_it_waits_for() -> None:
     listed = []
 
-    def is_over() -> BaseException:
+    def has_ended(rank: int) -> BaseException:
         listed.extend(name for name, _ in in_flight.listed())
-        return RuntimeError("the world has ended")
+        return RuntimeError(f"rank {rank} has ended")
 
-    first, _ = ranks_of(2, 4, 1.0, is_over)
+    first, _ = ranks_of(2, 4, 1.0, has_ended)
     first.clear()
     first.post()
-    with pytest.raises(RuntimeError, match="the world has ended"):
+    with pytest.raises(RuntimeError, match="rank 1 has ended"):
         first.advance()
     assert listed == ["sum of 0"]
     assert in_flight.listed() == []
