@@ -30,7 +30,8 @@ _FEW = 3
 # Below this many bytes a second meeting of ranks costs more than what it saves.
 _SMALL_BYTES = 1 << 14
 
-# A rank that waits first leaves its core to others at each look, then sleeps between looks.
+# A rank that waits first looks again and again, where it has a core of its own to do so; then it
+# sleeps between looks.
 _SPIN_SECONDS = 2e-3
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 5e-5, 1e-3
 _LOOK_AROUND_SECONDS = 0.1
@@ -88,6 +89,8 @@ class HostSum:
         ]
         _living.add(self)
         self._scratch = np.empty(min(_CHUNK, len(slot.result)), slot.result.dtype)
+        own_core = len(os.sched_getaffinity(0)) >= size
+        self._spin_seconds = _SPIN_SECONDS if own_core else 0.0
         self._has_summed = False
 
     def clear(self) -> None:
@@ -161,7 +164,7 @@ class HostSum:
     def _wait_for(self, rank: int, which: int) -> None:
         flags = self._flags[rank]
         started = time.perf_counter()
-        while time.perf_counter() - started < _SPIN_SECONDS:
+        while time.perf_counter() - started < self._spin_seconds:
             os.sched_yield()
             if flags[which] >= self._turn:
                 return
