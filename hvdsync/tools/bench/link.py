@@ -141,6 +141,11 @@ class Measured:
         )
 
 
+def is_as_asked(rate: float | None, carried: float) -> bool:
+    """Whether a link carries about what it should, both in bits per second."""
+    return rate is None or _LEAST_CARRIED <= carried / rate <= _MOST_CARRIED
+
+
 def measure(settings: Settings) -> Measured:
     """Run everything on each link, one after the other.
 
@@ -177,7 +182,7 @@ def _on_link(settings: Settings, rate: float | None, folder: Path) -> OnLink:
             last = "\n".join(done.stdout.splitlines()[-_LAST_LINES:])
             raise HvdsyncError(f"bench link: the run over {rates.name(rate)} failed:\n{last}")
         measured = OnLink(**json.loads((first.disk / "measured.json").read_text()))
-    if rate is not None and not _LEAST_CARRIED <= measured.carried / rate <= _MOST_CARRIED:
+    if not is_as_asked(rate, measured.carried):
         raise HvdsyncError(
             f"bench link: a link of {rates.name(rate)} carried {measured.carried / 1e6:,.0f} "
             "Mbit/s in a bare all-reduce, so that what was measured on it means nothing; is the "

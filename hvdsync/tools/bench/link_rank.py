@@ -21,7 +21,13 @@ import hvdsync.torch as hvd
 from hvdsync.comm import horovod
 from hvdsync.comm.launch import detect
 from hvdsync.tools.bench import step_torch, torch_models
-from hvdsync.tools.bench.link import COMPUTE_ONLY, SYNCHRONOUS, OnLink, Settings
+from hvdsync.tools.bench.link import (
+    COMPUTE_ONLY,
+    SYNCHRONOUS,
+    OnLink,
+    Settings,
+    is_as_asked,
+)
 
 _LR = 1e-3
 # A link is measured with a message of so many seconds, within limits that memory and noise set.
@@ -125,11 +131,14 @@ def _timed(function: Callable[[], object]) -> float:
 
 
 def measure(settings: Settings, rate: float | None) -> OnLink:
-    """All times on one link; collective. They are seconds per step of the slowest rank."""
+    """All times on one link; collective. They are seconds per step of the slowest rank.
+
+    There are none where the link does not carry what it should.
+    """
     step_torch.start()
     torch.set_num_threads(1)
-    carried, latency = probe_link(rate)
-    raced = contenders(settings)
+    carried, latency = hvd.broadcast_object(probe_link(rate))
+    raced = contenders(settings) if is_as_asked(rate, carried) else {}
     times: dict[str, list[float]] = {name: [] for name in raced}
     sent: dict[str, float] = {}
     for turn in range(settings.rounds + _WARM_UP_TURNS):

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from hvdsync.tools import cli
 from hvdsync.tools.bench import rates
-from hvdsync.tools.bench.link import Measured, OnLink, Settings
+from hvdsync.tools.bench.link import Measured, OnLink, Settings, is_as_asked
 from hvdsync.tools.bench.report import show, write
 
 
@@ -70,6 +70,12 @@ def test_rates_are_read_and_written_as_people_do(text, rate, name):
 
 def test_the_loopback_has_no_rate():
     assert rates.parse("loopback") is None and rates.name(None) == "loopback"
+
+
+def test_a_link_carries_what_was_asked_for_less_its_headers():
+    assert is_as_asked(1e8, 9.5e7) and is_as_asked(None, 1e6)
+    # A burst that lets whole messages through, and a machine that is busy with something else.
+    assert not is_as_asked(1e8, 1.3e8) and not is_as_asked(1e9, 6.8e8)
 
 
 def test_each_link_has_a_table_with_what_loses_in_it():
