@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
+from hvdsync.comm.dtypes import dtype_name
 from hvdsync.sync.buckets import Bucket, group_positions, plan_buckets
 from hvdsync.sync.compression.exchange import Part
 from hvdsync.sync.host_sum import HostSum
@@ -176,7 +177,7 @@ def make_flat_buckets(
     """
     plan = plan_buckets(
         [tensor.numel() for tensor in tensors],
-        [str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
+        [dtype_name(tensor.dtype) for tensor in tensors],
         groups=groups,
     )
     buckets = []

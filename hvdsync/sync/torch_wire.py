@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdsync.comm import clock, failures
+from hvdsync.comm.dtypes import dtype_name
 from hvdsync.sync.compression.exchange import (
     BucketCompressor,
     Collective,
@@ -239,7 +240,7 @@ class Wire:
         compressor = self.compression
         if not isinstance(compressor, BucketCompressor):
             return None
-        is_for = compressor.handles(str(dtype).removeprefix("torch."))
+        is_for = compressor.handles(dtype_name(dtype))
         return compressor if is_for and self.memory.steps >= compressor.start_step else None
 
     def _compress(self, flat: Any) -> tuple[Any, Any]:
