@@ -249,6 +249,39 @@ def guard(model: str, every: int, rounds: int, quick: bool, out: Path | None) ->
     report(measure(Settings(model, every, min(rounds, 6) if quick else rounds)), out)
 
 
+@command.command("control")
+@click.option(
+    "--ranks",
+    default="2,4,8,16",
+    show_default=True,
+    help="How many ranks are started in turn, with commas between.",
+)
+@click.option(
+    "--repeats",
+    type=click.IntRange(1),
+    default=30,
+    show_default=True,
+    help="How often each is called; the table has medians.",
+)
+@click.option("--over", type=click.Choice(["gloo", "mpi"]), default="gloo", show_default=True)
+@to_directory
+def control(ranks: str, repeats: int, over: str, out: Path | None) -> None:
+    """What grows with the number of ranks: start, agreement, fingerprints, checkpoints.
+
+    It starts its ranks itself: `python -m hvdsync bench control`.
+    """
+    _need_no_launcher("control")
+    from hvdsync.tools.bench.control import Settings, measure
+
+    try:
+        numbers = tuple(sorted({int(one) for one in ranks.split(",")}))
+    except ValueError:
+        numbers = ()
+    if not numbers or numbers[0] < 1:
+        raise HvdsyncError(f"bench control: --ranks {ranks}; expected numbers such as 2,4,8,16")
+    report(measure(Settings(numbers, repeats, over)), out)
+
+
 def _need_several(name: str) -> None:
     from hvdsync.comm.launch import detect
 
