@@ -68,3 +68,37 @@ def test_a_job_that_fails_is_not_requeued(job, tmp_path):
     with started([*start, "--epochs", "many"], tmp_path, **variables) as process:
         assert process.wait(SECONDS) == 2
     assert not (tmp_path / "scontrol").exists()
+
+
+def test_a_job_that_is_cancelled_saves_and_stays_cancelled(job, tmp_path):
+    start, variables = job
+    log = tmp_path / "unused-log"
+    with started([*start, "--epochs", "100000"], tmp_path, **variables) as process:
+        wait_for(lambda: any(e["event"] == "step" for e in events(log)), process, "it trains")
+        process.terminate()
+        assert process.wait(SECONDS) == 75, (tmp_path / "output").read_text()
+    assert events(log)[-1]["event"] == "stopped"
+    assert not (tmp_path / "scontrol").exists()
+
+
+def test_a_job_that_is_warned_while_its_ranks_start_is_requeued(job, tmp_path):
+    start, variables = job
+    srun = tmp_path / "commands" / "srun"
+    srun.write_text(f"#!/usr/bin/env bash\ntouch {tmp_path}/starts\nexec sleep 300\n")
+    with started(start, tmp_path, **variables) as process:
+        wait_for((tmp_path / "starts").exists, process, "it starts")
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(SECONDS) == 128 + signal.SIGUSR1
+    assert (tmp_path / "scontrol").read_text() == "requeue 17\n"
+
+
+def test_horovodrun_gets_the_hosts_of_the_job_with_their_slots(job, tmp_path):
+    start, variables = job
+    commands = tmp_path / "commands"
+    (commands / "horovodrun").write_text(f'#!/usr/bin/env bash\necho "$@" > {tmp_path}/given\n')
+    (commands / "horovodrun").chmod(0o755)
+    (commands / "scontrol").write_text("#!/usr/bin/env bash\nprintf '%s\\n' a1 a2 b7\n")
+    tasks = {"SLURM_TASKS_PER_NODE": "4(x2),3", "SLURM_NTASKS": "11", "SLURM_JOB_NODELIST": "x"}
+    with started(start, tmp_path, **variables, **tasks, LAUNCH="horovodrun") as process:
+        assert process.wait(SECONDS) == 0
+    assert (tmp_path / "given").read_text().startswith("--gloo -np 11 -H a1:4,a2:4,b7:3 python -m")
