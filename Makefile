@@ -4,7 +4,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-train train test faults soak lint clean
+.PHONY: help setup setup-train train test test-slurm faults soak lint clean
 
 NP ?= 4
 ARGS ?=
@@ -26,6 +26,10 @@ train: setup-train ## train a model on MNIST with four workers (installs what is
 
 test: setup ## run the tests; SLOW=1: the slowest too (installs what is missing)
 	scripts/test.sh
+
+test-slurm: setup ## run jobs on a Slurm of one node, installed here for it (Debian, as root)
+	apt-get install --yes --no-install-recommends slurmctld slurmd slurm-client munge libpmix-dev
+	scripts/test.sh slurm
 
 faults: setup ## each fault in each framework, over Gloo and MPI, at two and four ranks (half an hour)
 	scripts/test.sh faults

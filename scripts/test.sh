@@ -4,6 +4,7 @@
 #   scripts/test.sh                 all suites
 #   scripts/test.sh unit torch-mpi  these only (names as printed)
 #   scripts/test.sh faults          each fault in each framework and world; not among "all"
+#   scripts/test.sh slurm           jobs on a Slurm of one node (make test-slurm); not among "all"
 #
 # SLOW=1                            the slowest tests too, as CI runs them: killed, joined and
 #                                   resumed runs of every framework, four ranks of each
@@ -53,6 +54,9 @@ ranks() { # HOROVODRUN_ARGUMENTS... -- PYTEST_ARGUMENTS...
 
 # Suites that are left out unless everything is to run, or they are asked for by name.
 at_length() { [[ -n ${SLOW:-} ]] || ((${#asked[@]})); }
+
+# Packages that nothing else needs, half a gigabyte of them.
+clusters() { scripts/add_extras.sh spark ray manifests && one tests/clusters; }
 
 one() { python -m pytest -q "$@" "${pytest_args[@]}"; }
 
@@ -107,6 +111,12 @@ if at_length; then
     KERAS_BACKEND=torch suite keras-torch-4 ranks --gloo -np 4 -- tests/parallel/keras/test_parity.py
 fi
 suite integration one tests/integration
+if at_length; then
+    suite clusters clusters
+fi
+if [[ " ${asked[*]} " == *" slurm "* ]]; then
+    suite slurm one tests/slurm
+fi
 if [[ " ${asked[*]} " == *" faults "* ]]; then
     suite faults python -m pytest -q tests/integration/test_faults.py
 fi
