@@ -85,7 +85,12 @@ def running(folder: Path) -> Iterator[dict[str, str]]:
         daemons.enter_context(_daemon(["slurmctld", "-D", "-c"], folder, variables))
         daemons.enter_context(_daemon(["slurmd", "-D", "-N", host], folder, variables))
         _wait_for(lambda: _is_idle(variables), "the node is idle", folder)
-        yield variables
+        try:
+            yield variables
+        finally:
+            # Jobs outlive the daemons.
+            _call(["scancel", "--quiet", "--user=root"], variables)
+            _wait_for(lambda: not _call(["squeue", "-h"], variables), "no job is left", folder)
 
 
 @contextmanager
@@ -114,14 +119,14 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _is_idle(variables: dict[str, str]) -> bool:
-    found = subprocess.run(
-        ["sinfo", "--noheader", "--format=%t"],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        check=False,
+    return _call(["sinfo", "--noheader", "--format=%t"], variables) == "idle"
+
+
+def _call(command: list[str], variables: dict[str, str]) -> str:
+    called = subprocess.run(
+        command, env={**os.environ, **variables}, capture_output=True, text=True, check=False
     )
-    return found.stdout.strip() == "idle"
+    return called.stdout.strip()
 
 
 def _wait_for(happened, what: str, folder: Path) -> None:
