@@ -22,6 +22,7 @@ COMMANDS = {
     "data": "hvdsync.tools.data:command",
     "checkpoint": "hvdsync.tools.checkpoint:command",
     "bench": "hvdsync.tools.bench:command",
+    "plan": "hvdsync.tools.plan:command",
 }
 
 

@@ -1,0 +1,110 @@
+"""The command ``python -m hvdsync plan``: options in, a report out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import rich_click as click
+
+from hvdsync.errors import HvdsyncError
+from hvdsync.tools.bench import rates
+from hvdsync.tools.bench.models import MODELS
+
+_MODEL = click.Choice(list(MODELS))
+
+
+@click.command("plan")
+@click.option("--model", type=_MODEL, default="mlp", show_default=True, help="As in `bench step`.")
+@click.option("--workers", default="2,8,64,512", show_default=True, help="How many, with commas.")
+@click.option(
+    "--link",
+    "links",
+    default="1Gbit,25Gbit",
+    show_default=True,
+    help="Rates between hosts, with commas; [b]loopback[/] for all workers on this machine.",
+)
+@click.option("--workers-per-host", type=click.IntRange(1), default=1, show_default=True)
+@click.option(
+    "--over",
+    type=click.Choice(["gloo", "mpi"]),
+    default="gloo",
+    show_default=True,
+    help="Gloo sends everything around a ring, MPI small things along a tree.",
+)
+@click.option(
+    "--compute-ms",
+    type=click.FloatRange(0, min_open=True),
+    help="Milliseconds of a step that talks to nobody, in place of measuring it here.",
+)
+@click.option(
+    "--latency-us",
+    type=click.FloatRange(0),
+    default=20.0,
+    show_default=True,
+    help="Microseconds of a message between two workers.",
+)
+@click.option(
+    "--check",
+    "checked",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A [b]link.json[/] of `bench link`: compare with it, and take from it what calls cost.",
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for all numbers (JSON), plots (SVG) and a page (HTML).",
+)
+def command(
+    model: str,
+    workers: str,
+    links: str,
+    workers_per_host: int,
+    over: str,
+    compute_ms: float | None,
+    latency_us: float,
+    checked: Path | None,
+    out: Path | None,
+) -> None:
+    """Predict step time, efficiency and the best update rule and compression, before you pay.
+
+    Computing and compressing are measured on one core of this machine, for some seconds; what
+    travels is arithmetic. Start it without a launcher.
+    """
+    from hvdsync.tools.bench.command import report
+    from hvdsync.tools.plan import check, costs, planned, predict
+
+    settings = planned.Settings(
+        model,
+        _numbers(workers),
+        _rates(links),
+        workers_per_host,
+        over,
+        latency_us / 1e6,
+    )
+    kept = None if checked is None else check.Kept.read(checked)
+    names = sorted({choice.compression for choice in predict.CHOICES})
+    machine = costs.measure(model, names)
+    own = machine
+    if compute_ms is not None:
+        own = replace(machine, compute=compute_ms / 1000)
+    of_kept, kept_shapes = None, []
+    if kept is not None:
+        of_kept = machine if kept.model == model else costs.measure(kept.model, names)
+        kept_shapes = costs.shapes_of(kept.model)
+    plan = planned.make(settings, own, costs.shapes_of(model), kept, of_kept, kept_shapes)
+    report(plan.report(), out)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    numbers = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
+    if min(numbers) < 1:
+        raise HvdsyncError(f"plan: --workers is {text!r}; expected numbers, as in 2,8,64")
+    return tuple(sorted(set(numbers)))
+
+
+def _rates(text: str) -> tuple[float | None, ...]:
+    try:
+        return tuple(rates.parse(part) for part in text.split(","))
+    except ValueError as error:
+        raise click.UsageError(f"{error}.") from error
