@@ -8,6 +8,7 @@
 #
 # SLOW=1                            the slowest tests too, as CI runs them: killed, joined and
 #                                   resumed runs of every framework, four ranks of each
+# MATRIX=1                          also the combinations whose parts others test, some hours
 # PYTEST_ARGS='-k broadcast -x'     more arguments for every pytest
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -15,7 +16,9 @@ export PATH=$PWD/.venv/bin:$PATH
 asked=("$@")
 known=()
 read -ra pytest_args <<< "${PYTEST_ARGS:-}"
-if [[ -n ${SLOW:-} ]]; then
+if [[ -n ${MATRIX:-} ]]; then
+    SLOW=1
+elif [[ -n ${SLOW:-} ]]; then
     pytest_args+=(-m "not matrix")
 else
     pytest_args+=(-m "not matrix and not slow")
@@ -104,7 +107,7 @@ KERAS_BACKEND=tensorflow suite keras-tensorflow ranks --gloo -np 2 -- tests/para
 KERAS_BACKEND=torch suite keras-torch-1 one tests/parallel/keras/test_parity.py
 # Callbacks, data and saving are Keras's own, and the same on both backends.
 keras_torch=(tests/parallel/keras/test_{parity,optimizer,nonfinite,guard,compression,update_rules,checkpoint,mismatch,probe}.py)
-if at_length; then keras_torch=(tests/parallel/keras); fi
+if [[ -n ${MATRIX:-} ]]; then keras_torch=(tests/parallel/keras); fi
 KERAS_BACKEND=torch suite keras-torch ranks --gloo -np 2 -- "${keras_torch[@]}"
 if at_length; then
     KERAS_BACKEND=tensorflow suite keras-tensorflow-4 ranks --gloo -np 4 -- tests/parallel/keras/test_parity.py

@@ -32,9 +32,9 @@ HERE = Path(__file__).parent
 # Framework, Keras's backend, kills: those of the first three lines alone are fifty.
 KILLED = [
     ("torch", "torch", 22),
-    ("tensorflow", "tensorflow", 16),
+    pytest.param("tensorflow", "tensorflow", 16, marks=pytest.mark.matrix),
     ("keras", "tensorflow", 12),
-    ("keras", "torch", 4),
+    pytest.param("keras", "torch", 4, marks=pytest.mark.matrix),
 ]
 
 
@@ -105,9 +105,9 @@ ONEBIT = ("--compression", "onebit")
         # After the warm-up, when the rate is set no more but by who resumes.
         ("tensorflow", [(1, 17)], ()),
         ("keras", [(0, 17)], ()),
-        ("torch", [(1, 8)], DILOCO),
+        pytest.param("torch", [(1, 8)], DILOCO, marks=pytest.mark.matrix),
         ("keras", [(0, 17)], DILOCO),
-        ("torch", [(1, 8)], ONEBIT),
+        pytest.param("torch", [(1, 8)], ONEBIT, marks=pytest.mark.matrix),
         ("keras", [(1, 8)], ONEBIT),
     ],
 )

@@ -20,10 +20,10 @@ SLOW = pytest.mark.slow
 # What is said in all of them; that each ends in every world is test_faults.py's matter.
 WORLDS = [
     ("torch", "--gloo", 2, ()),
-    ("torch", "--gloo", 4, SLOW),
+    ("torch", "--gloo", 4, pytest.mark.matrix),
     ("torch", "--mpi", 4, SLOW),
     ("tensorflow", "--gloo", 2, SLOW),
-    ("keras", "--mpi", 2, SLOW),
+    ("keras", "--mpi", 2, pytest.mark.matrix),
 ]
 
 

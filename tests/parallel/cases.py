@@ -1,4 +1,4 @@
-"""Which of many cases run without SLOW=1: lists of values in, parameters for pytest out."""
+"""Which of many cases run without MATRIX=1: lists of values in, parameters for pytest out."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import pytest
 
 
 def thinned(*lists: Iterable[Any]) -> list[Any]:
-    """All combinations of values; all are slow but a few, in which each value occurs."""
+    """All combinations of values; all are of the matrix but a few, in which each value occurs."""
     values = [list(each) for each in lists]
     longest = max(map(len, values))
     quick = {tuple(i % len(each) for each in values) for i in range(longest)}
     return [
         pytest.param(
             *(each[i] for each, i in zip(values, places, strict=True)),
-            marks=() if places in quick else pytest.mark.slow,
+            marks=() if places in quick else pytest.mark.matrix,
         )
         for places in itertools.product(*(range(len(each)) for each in values))
     ]
 
 
-def slow_but(quick: Collection[Any], values: Iterable[Any]) -> list[Any]:
-    """All values, or tuples of them; those that are not among the quick ones are slow."""
+def matrix_but(quick: Collection[Any], values: Iterable[Any]) -> list[Any]:
+    """All values, or tuples of them; those that are not among the quick ones are of the matrix."""
     return [
         pytest.param(
             *(value if isinstance(value, tuple) else (value,)),
-            marks=() if value in quick else pytest.mark.slow,
+            marks=() if value in quick else pytest.mark.matrix,
         )
         for value in values
     ]

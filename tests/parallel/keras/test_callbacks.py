@@ -10,7 +10,7 @@ import pytest
 import hvdsync.keras as hvd
 from hvdsync.comm import recurring
 from hvdsync.errors import HvdsyncError, RankMismatch
-from tests.parallel.cases import slow_but
+from tests.parallel.cases import matrix_but
 from tests.parallel.keras.helpers import (
     assert_close,
     assert_equal_on_all_ranks,
@@ -78,7 +78,7 @@ def test_different_models_are_refused_before_the_first_batch():
         )
 
 
-@pytest.mark.parametrize("position", slow_but(["last"], ["first", "last"]))
+@pytest.mark.parametrize("position", matrix_but(["last"], ["first", "last"]))
 def test_every_callback_sees_metrics_over_all_samples_in_any_order(position):
     """Unequal validation shards; an AUC, which no average of AUCs gives."""
     x, y = data(60)
@@ -161,7 +161,7 @@ def test_early_stopping_given_to_one_rank_stops_all_in_the_same_epoch():
     assert hvd.allgather_object(len(history.epoch)) == [2] * hvd.size()
 
 
-@pytest.mark.parametrize("seconds", slow_but([0.25], [0.0, 0.25, 1e9]))
+@pytest.mark.parametrize("seconds", matrix_but([0.25], [0.0, 0.25, 1e9]))
 def test_a_callback_that_stops_one_rank_within_an_epoch_stops_all_after_one_batch(
     seconds, monkeypatch
 ):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import hvdsync.keras as hvd
-from tests.parallel.cases import slow_but
+from tests.parallel.cases import matrix_but
 from tests.parallel.keras.helpers import assert_equal_on_all_ranks
 from tests.parallel.ranks import shard
 from tests.parallel.wire_bytes import TORCH_FLAGS, sent_bytes
@@ -13,7 +13,7 @@ from tests.parallel.wire_bytes import TORCH_FLAGS, sent_bytes
 ALL = ["none", "fp16", "bf16", "onebit", "topk:0.05", "powersgd:2", "powersgd:2,3"]
 
 
-@pytest.mark.parametrize("name", slow_but(["bf16", "topk:0.05", "powersgd:2,3"], ALL))
+@pytest.mark.parametrize("name", matrix_but(["bf16", "topk:0.05", "powersgd:2,3"], ALL))
 def test_fit_sends_the_bytes_of_the_formula_and_ranks_stay_equal(name):
     model = keras.Sequential(
         [keras.Input((40,)), keras.layers.Dense(60, "tanh"), keras.layers.Dense(3)]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import hvdsync.keras as hvd
-from tests.parallel.cases import slow_but
+from tests.parallel.cases import matrix_but
 from tests.parallel.keras.helpers import assert_equal_on_all_ranks
 from tests.parallel.keras_nets import (
     OPTIMIZERS,
@@ -71,7 +71,7 @@ def test_eager_steps_do_so_too():
     check(RankZeroNet, lambda: RankZeroNet(whole=True), OPTIMIZERS["adam"], run_eagerly=True)
 
 
-@pytest.mark.parametrize("kind", slow_but(["adam"], OPTIMIZERS))
+@pytest.mark.parametrize("kind", matrix_but(["adam"], OPTIMIZERS))
 def test_accumulated_batches_are_one_large_batch(kind):
     """Two passes of half the samples make one step: its count and Adam's correction too."""
     reference, plain = TiedNet().start(), OPTIMIZERS[kind]()

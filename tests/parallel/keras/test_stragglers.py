@@ -8,7 +8,7 @@ import pytest
 
 import hvdsync.keras as hvd
 from tests.parallel import slowness
-from tests.parallel.cases import slow_but
+from tests.parallel.cases import matrix_but
 from tests.parallel.keras.helpers import data, fit, make_model
 
 STEPS = 12
@@ -52,7 +52,7 @@ class Slow(keras.layers.Layer):
 
 @pytest.mark.usefixtures("several_ranks")
 # Why a rank is slow is told alike in every framework, and in full in PyTorch's suite.
-@pytest.mark.parametrize("case", slow_but(["busy step", "sleeping loader"], slowness.CASES))
+@pytest.mark.parametrize("case", matrix_but(["busy step", "sleeping loader"], slowness.CASES))
 def test_a_slow_rank_is_named_with_what_it_does(case, tmp_path):
     slow = hvd.rank() == hvd.size() - 1
     in_loader = slowness.CASES[case][0] == "loader"

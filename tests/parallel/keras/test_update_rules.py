@@ -7,7 +7,7 @@ import pytest
 import hvdsync.keras as hvd
 from hvdsync.errors import HvdsyncError, NonFiniteGradient
 from tests.parallel import golden_updates as golden
-from tests.parallel.cases import slow_but
+from tests.parallel.cases import matrix_but
 from tests.parallel.keras.helpers import assert_equal_on_all_ranks
 
 
@@ -56,7 +56,7 @@ def fit(model, steps, *callbacks, first=1, **arguments):
     model.fit(x, y, batch_size=4, shuffle=False, verbose=0, callbacks=list(callbacks), **arguments)
 
 
-@pytest.mark.parametrize("name", slow_but(["after a warm-up", "all of it"], golden.RULES))
+@pytest.mark.parametrize("name", matrix_but(["after a warm-up", "all of it"], golden.RULES))
 def test_every_batch_of_each_rank_is_that_of_the_rule(name):
     model = linear(rule_of(name))
     follow = Follow(golden.golden(name, hvd.size()))

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import hvdsync.tensorflow as hvd
-from tests.parallel.cases import slow_but
+from tests.parallel.cases import matrix_but
 from tests.parallel.ranks import shard
 from tests.parallel.tensorflow.helpers import assert_equal_on_all_ranks, values
 from tests.parallel.wire_bytes import sent_bytes
@@ -64,7 +64,7 @@ def optimizing(name, lr=0.02, **options):
     return model, optimizer, step
 
 
-@pytest.mark.parametrize("name", slow_but(["bf16", "topk:0.05,0.9", "powersgd:2,3"], ALL))
+@pytest.mark.parametrize("name", matrix_but(["bf16", "topk:0.05,0.9", "powersgd:2,3"], ALL))
 def test_bytes_are_those_of_the_formula_and_ranks_stay_equal(name):
     model, optimizer, step = optimizing(name)
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import hvdsync.tensorflow as hvd
 from hvdsync.errors import HvdsyncError, NonFiniteGradient
-from tests.parallel.cases import slow_but
+from tests.parallel.cases import matrix_but
 from tests.parallel.tensorflow.helpers import assert_equal_on_all_ranks, make_model, values
 
 NAN, INF = float("nan"), float("inf")
@@ -84,7 +84,7 @@ def refusal_of(run, *arguments, in_graph):
 
 
 @BOTH
-@pytest.mark.parametrize("optimizer", slow_but(["adam"], OPTIMIZERS))
+@pytest.mark.parametrize("optimizer", matrix_but(["adam"], OPTIMIZERS))
 def test_raise_names_rank_step_tensor_and_counts(optimizer, in_graph):
     run = Run(hvd.Guard(on_nonfinite="raise"), optimizer, in_graph)
     run()
@@ -118,7 +118,7 @@ def test_a_batch_that_was_shown_is_told_to_have_been_bad_or_not(in_graph):
 
 
 @BOTH
-@pytest.mark.parametrize("optimizer", slow_but(["sgd"], OPTIMIZERS))
+@pytest.mark.parametrize("optimizer", matrix_but(["sgd"], OPTIMIZERS))
 def test_skip_leaves_weights_and_optimizer_state_alone_and_goes_on(optimizer, in_graph, caplog):
     guard = hvd.Guard(on_nonfinite="skip")
     run = Run(guard, optimizer, in_graph)

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import hvdsync.tensorflow as hvd
 from hvdsync.errors import HvdsyncError, RankMismatch
-from tests.parallel.cases import slow_but
+from tests.parallel.cases import matrix_but
 from tests.parallel.keras_nets import FEATURES
 from tests.parallel.ranks import shard
 from tests.parallel.tensorflow.helpers import (
@@ -48,7 +48,7 @@ def train(model, optimizer, data):
 
 # The others are no more than Keras's own, and run in its suite.
 @pytest.mark.parametrize(
-    "kind", slow_but(["adam", "global_clipnorm", "ema", "loss_scale", "clipvalue"], OPTIMIZERS)
+    "kind", matrix_but(["adam", "global_clipnorm", "ema", "loss_scale", "clipvalue"], OPTIMIZERS)
 )
 def test_ranks_together_equal_one_process_on_whole_batches(kind):
     data = list(batches(13))

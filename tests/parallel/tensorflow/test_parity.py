@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import hvdsync.tensorflow as hvd
-from tests.parallel.cases import slow_but, thinned
+from tests.parallel.cases import matrix_but, thinned
 from tests.parallel.keras_nets import (
     OPTIMIZERS,
     PLAIN_NETS,
@@ -66,7 +66,7 @@ def test_unusual_models_reach_the_weights_of_one_process(net, way):
     check(PLAIN_NETS[net], PLAIN_NETS[net], OPTIMIZERS["sgd"], way)
 
 
-@pytest.mark.parametrize("way", slow_but(["optimizer"], WAYS))
+@pytest.mark.parametrize("way", matrix_but(["optimizer"], WAYS))
 def test_batch_norm_over_all_ranks_reaches_the_weights_and_averages_of_one_process(way):
     def synchronized():
         return ConvNet(hvd.SyncBatchNormalization)
@@ -75,7 +75,7 @@ def test_batch_norm_over_all_ranks_reaches_the_weights_and_averages_of_one_proce
     check(synchronized, ConvNet, OPTIMIZERS["sgd"], way)
 
 
-@pytest.mark.parametrize("way", slow_but(["tape", "optimizer"], WAYS))
+@pytest.mark.parametrize("way", matrix_but(["tape", "optimizer"], WAYS))
 def test_a_layer_that_rank_zero_alone_uses_gets_its_gradient_on_all_ranks(way):
     check(RankZeroNet, lambda: RankZeroNet(whole=True), OPTIMIZERS["sgd"], way)
 

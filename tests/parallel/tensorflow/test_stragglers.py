@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import hvdsync.tensorflow as hvd
 from tests.parallel import slowness
-from tests.parallel.cases import slow_but
+from tests.parallel.cases import matrix_but
 from tests.parallel.tensorflow.helpers import loss_of, make_model
 
 STEPS = 12
@@ -15,7 +15,7 @@ STEPS = 12
 
 @pytest.mark.usefixtures("several_ranks")
 # Why a rank is slow is told alike in every framework, and in full in PyTorch's suite.
-@pytest.mark.parametrize("case", slow_but(["busy step", "sleeping loader"], slowness.CASES))
+@pytest.mark.parametrize("case", matrix_but(["busy step", "sleeping loader"], slowness.CASES))
 def test_a_slow_rank_is_named_with_what_it_does(case, tmp_path):
     slow = hvd.rank() == hvd.size() - 1
     where = slowness.CASES[case][0]

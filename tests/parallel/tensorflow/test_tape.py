@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import hvdsync.tensorflow as hvd
 from hvdsync.errors import HvdsyncError
-from tests.parallel.cases import slow_but
+from tests.parallel.cases import matrix_but
 from tests.parallel.ranks import shard
 from tests.parallel.tensorflow.helpers import (
     CLOSE,
@@ -237,7 +237,7 @@ def test_local_sources_keep_their_own_gradient():
     assert float(local[0, 0]) == hvd.rank() + 1 and float(reduced) == mean
 
 
-@pytest.mark.parametrize("name", slow_but(["SGD"], ["SGD", "Adam", "AdamW"]))
+@pytest.mark.parametrize("name", matrix_but(["SGD"], ["SGD", "Adam", "AdamW"]))
 def test_a_custom_loop_equals_one_process_on_whole_batches(name):
     arguments = {"SGD": {"momentum": 0.9, "weight_decay": 1e-2}}.get(name, {})
     data = list(batches(20))

@@ -8,7 +8,7 @@ import tensorflow as tf
 import hvdsync.tensorflow as hvd
 from hvdsync.errors import HvdsyncError, RankMismatch, ReplicaMismatch
 from tests.parallel import golden_updates as golden
-from tests.parallel.cases import slow_but
+from tests.parallel.cases import matrix_but
 from tests.parallel.tensorflow.helpers import assert_equal_on_all_ranks
 
 
@@ -52,7 +52,7 @@ def assert_follows(model, expected, step):
 
 @pytest.mark.parametrize(
     ("name", "eager"),
-    slow_but(
+    matrix_but(
         [("after a warm-up", False), ("all of it", False)],
         [*((name, False) for name in golden.RULES), ("all of it", True)],
     ),
