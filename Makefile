@@ -24,7 +24,7 @@ setup: ## install everything: all frameworks, Horovod for them, MNIST, test tool
 train: setup-train ## train a model on MNIST with four workers (installs what is missing)
 	horovodrun -np $(NP) python -m hvdsync.train $(ARGS)
 
-test: setup ## run the tests; SLOW=1: the slowest too (installs what is missing)
+test: setup ## run the tests; SLOW=1: the slow ones too, MATRIX=1: all (installs what is missing)
 	scripts/test.sh
 
 test-slurm: setup ## run jobs on a Slurm of one node, installed here for it (Debian, as root)

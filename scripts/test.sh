@@ -7,8 +7,9 @@
 #   scripts/test.sh slurm           jobs on a Slurm of one node (make test-slurm); not among "all"
 #
 # SLOW=1                            the slowest tests too, as CI runs them: killed, joined and
-#                                   resumed runs of every framework, four ranks of each
-# MATRIX=1                          also the combinations whose parts others test, some hours
+#                                   resumed runs of every framework
+# MATRIX=1                          also the combinations whose parts others test, four ranks of
+#                                   every framework, Spark and Ray: some hours
 # PYTEST_ARGS='-k broadcast -x'     more arguments for every pytest
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -57,6 +58,7 @@ ranks() { # HOROVODRUN_ARGUMENTS... -- PYTEST_ARGUMENTS...
 
 # Suites that are left out unless everything is to run, or they are asked for by name.
 at_length() { [[ -n ${SLOW:-} ]] || ((${#asked[@]})); }
+in_the_matrix() { [[ -n ${MATRIX:-} ]] || ((${#asked[@]})); }
 
 # Packages that nothing else needs, half a gigabyte of them.
 clusters() { scripts/add_extras.sh spark ray manifests && one tests/clusters; }
@@ -73,13 +75,15 @@ if at_length; then
     ENGINE=ddp suite torch-verbs-ddp ranks --gloo -np 2 -- \
         tests/parallel/torch/test_{verbs,state,guard,checkpoint,data,parity,uneven}.py \
         -k "not join_is_refused"
+fi
+if in_the_matrix; then
     # Checkpoints have one writer among any number of ranks; and who is slow cannot be told where
     # ranks outnumber cores.
     suite torch-4 ranks --gloo -np 4 -- tests/parallel/torch \
         -k "not (test_checkpoint or test_stragglers) or one_rank_writes"
 else
     # What two ranks cannot show.
-    suite torch-4 ranks --gloo -np 4 -- tests/parallel/torch/test_{parity,guard,probe,verbs,waits}.py
+    suite torch-4 ranks --gloo -np 4 -- tests/parallel/torch/test_{parity,guard,probe,verbs,waits,host_memory}.py
 fi
 # Read whole: a reader that leaves early would break the writer's pipe.
 if command -v mpirun >/dev/null && [[ $(horovodrun --check-build) == *'[X] MPI'* ]]; then
@@ -99,7 +103,7 @@ else
 fi
 suite tensorflow-1 one tests/parallel/tensorflow/test_parity.py
 suite tensorflow ranks --gloo -np 2 -- tests/parallel/tensorflow
-if at_length; then
+if in_the_matrix; then
     suite tensorflow-4 ranks --gloo -np 4 -- tests/parallel/tensorflow/test_parity.py -k "not eager"
 fi
 KERAS_BACKEND=tensorflow suite keras-tensorflow-1 one tests/parallel/keras/test_parity.py
@@ -109,12 +113,13 @@ KERAS_BACKEND=torch suite keras-torch-1 one tests/parallel/keras/test_parity.py
 keras_torch=(tests/parallel/keras/test_{parity,optimizer,nonfinite,guard,compression,update_rules,checkpoint,mismatch,probe}.py)
 if [[ -n ${MATRIX:-} ]]; then keras_torch=(tests/parallel/keras); fi
 KERAS_BACKEND=torch suite keras-torch ranks --gloo -np 2 -- "${keras_torch[@]}"
-if at_length; then
+if in_the_matrix; then
     KERAS_BACKEND=tensorflow suite keras-tensorflow-4 ranks --gloo -np 4 -- tests/parallel/keras/test_parity.py
     KERAS_BACKEND=torch suite keras-torch-4 ranks --gloo -np 4 -- tests/parallel/keras/test_parity.py
 fi
 suite integration one tests/integration
-if at_length; then
+# Spark, Ray and what checks manifests are half a gigabyte to download.
+if in_the_matrix; then
     suite clusters clusters
 fi
 if [[ " ${asked[*]} " == *" slurm "* ]]; then

@@ -16,13 +16,20 @@ BENCH = ("python", "-m", "hvdsync", "bench")
     [
         (launcher(2), "allreduce", ("--largest", "0.004", "--rounds", "2"), "Bus bandwidth, GB/s"),
         (launcher(2), "guard", ("--every", "5", "--rounds", "2"), "and times split"),
-        (
+        pytest.param(
             launcher(2),
             "checkpoint",
             ("--model", "linear", "--every", "2", "--rounds", "2"),
             "restored on all ranks",
+            marks=pytest.mark.matrix,
         ),
-        ((), "scaling", ("--model", "linear", "--workers", "1,2", "--rounds", "1"), "Scaling"),
+        pytest.param(
+            (),
+            "scaling",
+            ("--model", "linear", "--workers", "1,2", "--rounds", "1"),
+            "Scaling",
+            marks=pytest.mark.matrix,
+        ),
         ((), "startup", ("--rounds", "1"), "hvdsync / raw Horovod"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
