@@ -38,6 +38,18 @@ def has_ended(rank: int) -> bool:
     return _has_ended is not None and _has_ended(rank)
 
 
+def of_waiting_for(
+    rank: int, error: BaseException, *, is_initialized: bool
+) -> BaseException | None:
+    """The error of who waits for a rank that will not come; None where it may come yet.
+
+    ``error`` is the framework's own, for which hvdsync's stands where there is one.
+    """
+    if is_initialized and not has_ended(rank):
+        return None
+    return explain(error) or error
+
+
 def explain(error: BaseException) -> HvdsyncError | None:
     """hvdsync's own error in the place of ``error``, or None when there is nothing to add.
 

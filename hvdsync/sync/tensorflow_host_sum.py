@@ -103,10 +103,8 @@ class HostSums:
         return None if shared is None else TensorSum(self._tf, shared[0], layout)
 
     def _ended(self, rank: int) -> BaseException | None:
-        if self._hvd.is_initialized() and not failures.has_ended(rank):
-            return None
         error = RuntimeError("Horovod has been shut down")
-        return failures.explain(error) or error
+        return failures.of_waiting_for(rank, error, is_initialized=self._hvd.is_initialized())
 
 
 class TensorSum:

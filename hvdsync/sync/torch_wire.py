@@ -117,10 +117,8 @@ class Wire:
 
     def _ended(self, rank: int) -> BaseException | None:
         """The error of who waits for a rank that will not come."""
-        if self.hvd.is_initialized() and not failures.has_ended(rank):
-            return None
         error = self.hvd.HorovodInternalError("Horovod has been shut down")
-        return failures.explain(error) or error
+        return failures.of_waiting_for(rank, error, is_initialized=self.hvd.is_initialized())
 
     def send(
         self, flat: Any, name: str, parts: Sequence[Part] = (), shared: HostSum | None = None

@@ -12,6 +12,9 @@ from hvdsync.errors import HvdsyncError
 from hvdsync.tools.bench.models import MODELS
 from hvdsync.tools.bench.report import Report
 
+MODEL = click.Choice(list(MODELS))
+_ROUNDS = "How often all take turns; ratios are those of the same round."
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -111,13 +114,7 @@ def updates(out: Path | None, **options: float | str) -> None:
     show_default=True,
     help="Which, with commas between.",
 )
-@click.option(
-    "--rounds",
-    type=click.IntRange(1),
-    default=20,
-    show_default=True,
-    help="How often all take turns; ratios are those of the same round.",
-)
+@click.option("--rounds", type=click.IntRange(1), default=20, show_default=True, help=_ROUNDS)
 @click.option(
     "--seconds",
     type=click.FloatRange(0, min_open=True),
@@ -144,9 +141,6 @@ def step(
     if quick:
         names, rounds = ("mlp", "deep"), 10
     report(measure(Settings(framework, names, rounds, seconds)), out)
-
-
-_ROUNDS = "How often all take turns; ratios are those of the same round."
 
 
 @command.command("allreduce")
@@ -176,11 +170,8 @@ def allreduce(largest: float, rounds: int, quick: bool, out: Path | None) -> Non
     report(measure(Settings(sizes, rounds)), out)
 
 
-_MODEL = click.Choice(list(MODELS))
-
-
 @command.command("scaling")
-@click.option("--model", type=_MODEL, default="mlp", show_default=True)
+@click.option("--model", type=MODEL, default="mlp", show_default=True)
 @click.option("--workers", default="1,2,4", show_default=True, help="How many, with commas.")
 @click.option("--rounds", type=click.IntRange(1), default=6, show_default=True, help=_ROUNDS)
 @click.option("--quick", is_flag=True, help="Three rounds.")
@@ -215,7 +206,7 @@ def startup(framework: str, workers: int, rounds: int, quick: bool, out: Path | 
 
 
 @command.command("checkpoint")
-@click.option("--model", type=_MODEL, default="wide", show_default=True)
+@click.option("--model", type=MODEL, default="wide", show_default=True)
 @click.option("--every", type=click.IntRange(1), default=200, show_default=True, help="Steps.")
 @click.option("--rounds", type=click.IntRange(1), default=10, show_default=True, help=_ROUNDS)
 @click.option(
@@ -237,7 +228,7 @@ def checkpoint(
 
 
 @command.command("guard")
-@click.option("--model", type=_MODEL, default="mlp", show_default=True)
+@click.option("--model", type=MODEL, default="mlp", show_default=True)
 @click.option("--every", type=click.IntRange(1), default=100, show_default=True, help="Steps.")
 @click.option("--rounds", type=click.IntRange(1), default=12, show_default=True, help=_ROUNDS)
 @click.option("--quick", is_flag=True, help="Six rounds.")
@@ -322,7 +313,7 @@ def report(made: Report, out: Path | None) -> None:
     help="A rate such as [b]100Mbit[/], or [b]loopback[/]; may be given several times.  "
     "[default: 100Mbit, 1Gbit, loopback]",
 )
-@click.option("--model", type=click.Choice(list(MODELS)), default="mlp", show_default=True)
+@click.option("--model", type=MODEL, default="mlp", show_default=True)
 @click.option(
     "--rounds",
     type=click.IntRange(1),
@@ -342,11 +333,12 @@ def link(out: Path | None, links: tuple[str, ...], quick: bool, **options: Any) 
     names = links or (("200Mbit", "loopback") if quick else ("100Mbit", "1Gbit", "loopback"))
     if quick:
         options["rounds"] = min(options["rounds"], 3)
-    settings = bench.Settings(links=tuple(map(_rate, names)), **options)
+    settings = bench.Settings(links=tuple(map(link_rate, names)), **options)
     report(bench.measure(settings).report(), out)
 
 
-def _rate(text: str) -> float | None:
+def link_rate(text: str) -> float | None:
+    """A link's rate as people write it, in bits per second; raises ``UsageError`` for others."""
     from hvdsync.tools.bench import rates
 
     try:

@@ -8,14 +8,11 @@ from pathlib import Path
 import rich_click as click
 
 from hvdsync.errors import HvdsyncError
-from hvdsync.tools.bench import rates
-from hvdsync.tools.bench.models import MODELS
-
-_MODEL = click.Choice(list(MODELS))
+from hvdsync.tools.bench.command import MODEL, link_rate, report, to_directory
 
 
 @click.command("plan")
-@click.option("--model", type=_MODEL, default="mlp", show_default=True, help="As in `bench step`.")
+@click.option("--model", type=MODEL, default="mlp", show_default=True, help="As in `bench step`.")
 @click.option("--workers", default="2,8,64,512", show_default=True, help="How many, with commas.")
 @click.option(
     "--link",
@@ -50,11 +47,7 @@ _MODEL = click.Choice(list(MODELS))
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A [b]link.json[/] of `bench link`: compare with it, and take from it what calls cost.",
 )
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for all numbers (JSON), plots (SVG) and a page (HTML).",
-)
+@to_directory
 def command(
     model: str,
     workers: str,
@@ -71,13 +64,12 @@ def command(
     Computing and compressing are measured on one core of this machine, for some seconds; what
     travels is arithmetic. Start it without a launcher.
     """
-    from hvdsync.tools.bench.command import report
     from hvdsync.tools.plan import check, costs, planned, predict
 
     settings = planned.Settings(
         model,
         _numbers(workers),
-        _rates(links),
+        tuple(map(link_rate, links.split(","))),
         workers_per_host,
         over,
         latency_us / 1e6,
@@ -101,10 +93,3 @@ def _numbers(text: str) -> tuple[int, ...]:
     if min(numbers) < 1:
         raise HvdsyncError(f"plan: --workers is {text!r}; expected numbers, as in 2,8,64")
     return tuple(sorted(set(numbers)))
-
-
-def _rates(text: str) -> tuple[float | None, ...]:
-    try:
-        return tuple(rates.parse(part) for part in text.split(","))
-    except ValueError as error:
-        raise click.UsageError(f"{error}.") from error
