@@ -18,10 +18,8 @@ def draw(chart: Chart) -> str:
     height = 0.17 * bars + 1.5 if chart.kind == "rows" else 4.2
     figure = Figure(figsize=(9, height), layout="constrained")
     axes = figure.subplots()
-    if chart.kind == "bars":
+    if chart.kind != "lines":
         _bars(axes, chart)
-    elif chart.kind == "rows":
-        _rows(axes, chart)
     else:
         for name, values in chart.series.items():
             pairs = [(x, y) for x, y in zip(chart.x, values, strict=True) if y is not None]
@@ -44,20 +42,17 @@ def draw(chart: Chart) -> str:
 
 
 def _bars(axes: Any, chart: Chart) -> None:
+    """Upright bars, or for "rows" lying ones, those of a place side by side."""
+    lying = chart.kind == "rows"
+    draw_bars = axes.barh if lying else axes.bar
     width = 0.8 / max(len(chart.series), 1)
     places = np.arange(len(chart.x))
     for i, (name, values) in enumerate(chart.series.items()):
-        heights = [np.nan if value is None else value for value in values]
-        axes.bar(places + (i + 0.5) * width - 0.4, heights, width, label=name)
-    axes.set_xticks(places, chart.x)
-
-
-def _rows(axes: Any, chart: Chart) -> None:
-    height = 0.8 / max(len(chart.series), 1)
-    places = np.arange(len(chart.x))
-    for i, (name, values) in enumerate(chart.series.items()):
-        widths = [np.nan if value is None else value for value in values]
-        axes.barh(places + (i + 0.5) * height - 0.4, widths, height, label=name)
+        lengths = [np.nan if value is None else value for value in values]
+        draw_bars(places + (i + 0.5) * width - 0.4, lengths, width, label=name)
+    if not lying:
+        axes.set_xticks(places, chart.x)
+        return
     axes.set_yticks(places, chart.x)
     axes.set_ylim(len(chart.x) - 0.5, -0.5)
     axes.set_xscale(chart.x_scale)
