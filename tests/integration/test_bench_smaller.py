@@ -30,7 +30,7 @@ BENCH = ("python", "-m", "hvdsync", "bench")
             "Scaling",
             marks=pytest.mark.matrix,
         ),
-        ((), "startup", ("--rounds", "1"), "hvdsync / raw Horovod"),
+        ((), "startup", ("--rounds", "1"), "x raw Horovod"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

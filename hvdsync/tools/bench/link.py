@@ -6,7 +6,6 @@ Two hosts are made for it (:mod:`hvdsync.tools.hosts`), and ``horovodrun`` start
 from __future__ import annotations
 
 import json
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -15,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from hvdsync.errors import HvdsyncError
-from hvdsync.tools.bench import environment, rates
+from hvdsync.tools.bench import environment, launched, rates
 from hvdsync.tools.bench.models import MODELS
 from hvdsync.tools.bench.ratios import Ratio, paired
 from hvdsync.tools.bench.report import Chart, Report, Table
@@ -27,7 +26,6 @@ SYNCHRONOUS = "synchronous"
 # processor, shows as more and less than what was asked for.
 _LEAST_CARRIED, _MOST_CARRIED = 0.7, 1.02
 _SECONDS = 3600
-_LAST_LINES = 25
 
 
 @dataclass(frozen=True)
@@ -169,18 +167,8 @@ def _on_link(settings: Settings, rate: float | None, folder: Path) -> OnLink:
             *("python", "-m", "hvdsync.tools.bench.link_rank"),
             *(json.dumps(asdict(settings)), json.dumps(rate), "measured.json"),
         ]
-        done = subprocess.run(
-            first.command(command),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=_SECONDS,
-            check=False,
-        )
-        if done.returncode:
-            last = "\n".join(done.stdout.splitlines()[-_LAST_LINES:])
-            raise HvdsyncError(f"bench link: the run over {rates.name(rate)} failed:\n{last}")
+        what = f"bench link: the run over {rates.name(rate)}"
+        launched.finish(first.command(command), what, _SECONDS)
         measured = OnLink(**json.loads((first.disk / "measured.json").read_text()))
     if not is_as_asked(rate, measured.carried):
         raise HvdsyncError(

@@ -1,23 +1,31 @@
-"""From the launch to the first step: with hvdsync, and with raw Horovod in its place.
+"""From the launch to the first step: with hvdsync, and with Horovod as it was published.
 
-Launches in turn; the times at which each rank came from one point to the next.
+Launches in turn; the times at which the last rank came from one point to the next.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
-from typing import Any
 
-from hvdsync.tools.bench import environment
+from hvdsync.tools.bench import environment, launched, startup_rank
 from hvdsync.tools.bench.contenders import HVDSYNC, RAW
 from hvdsync.tools.bench.ratios import paired
 from hvdsync.tools.bench.report import Chart, Report, Table
+from hvdsync.tools.horovod_build.patches import RECORD
+from hvdsync.tools.horovod_build.source import fetch_sdist, unpack
 
+TRAIN = "hvdsync.train"
 PARTS = ("launch", "import", "init", "first step")
+_SECONDS = 120
 
 
 @dataclass(frozen=True)
@@ -30,98 +38,104 @@ class Settings:
 
 
 def measure(settings: Settings) -> Report:
-    """Launch in turns; raises :class:`RunFailed` when a rank fails."""
-    import hvdsync
-
+    """Launch in turns; raises :class:`HvdsyncError` when a launch fails."""
     taken: dict[str, list[dict[str, float]]] = {HVDSYNC: [], RAW: []}
-    function = {"torch": reach_a_step_of_torch, "tensorflow": reach_a_step_of_tensorflow}
-    for _ in range(settings.rounds):
-        for name, runs in taken.items():
-            started = time.time()
-            marks = hvdsync.run(
-                function[settings.framework],
-                (name == RAW,),
-                np=settings.workers,
-                env={"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"},
-            )
-            # Of the rank that came last to each point.
-            last = [started, *(max(of_ranks) for of_ranks in zip(*marks, strict=True))]
-            runs.append(dict(zip(PARTS, (b - a for a, b in pairwise(last)), strict=True)))
-    return make_report(settings, taken)
+    trained: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="hvdsync-startup-") as name:
+        folder = Path(name)
+        published = publish(folder / "published", settings.framework)
+        for i in range(settings.rounds):
+            for contender, runs in taken.items():
+                raw = contender == RAW
+                marks = folder / f"{i}-{'raw' if raw else 'hvdsync'}"
+                marks.mkdir()
+                runs.append(_reach_a_step(settings, marks, published if raw else None))
+            trained.append(_train(settings, folder / f"{i}-train"))
+    return make_report(settings, taken, trained)
 
 
-def reach_a_step_of_torch(raw: bool) -> list[float]:
-    """On one rank: the times (Unix) when it ran, had imported, was initialised, had stepped."""
-    marks = [time.time()]
-    import torch
+def publish(folder: Path, framework: str) -> Path:
+    """Horovod's Python files as they were published, around the extension that is built here.
 
-    if raw:
-        import horovod.torch as hvd
-    else:
-        import hvdsync.torch as hvd
-    marks.append(time.time())
-    hvd.init()
-    marks.append(time.time())
-    model = torch.nn.Linear(784, 10)
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    if raw:
-        hvd.broadcast_parameters(model.state_dict(), 0)
-        hvd.broadcast_optimizer_state(optimizer, 0)
-        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
-    else:
-        model, optimizer = hvd.distribute(model, optimizer)
-    model(torch.rand(8, 784)).sum().backward()
-    optimizer.step()
-    marks.append(time.time())
-    hvd.shutdown()
-    return marks
+    A folder for ``PYTHONPATH``, with the extension for one framework, as most have it: its launcher
+    imports all that it was built for. Raises :class:`BuildError` where the source cannot be had.
+    """
+    import horovod
+
+    installed = Path(horovod.__file__).parent
+    source = unpack(fetch_sdist(), folder)
+    package = source / "horovod"
+    for extension in (installed / framework).glob("*.so"):
+        (package / extension.relative_to(installed)).symlink_to(extension)
+    facts = json.loads((installed / "metadata.json").read_text())
+    facts.pop(RECORD, None)
+    (package / "metadata.json").write_text(json.dumps(facts))
+    return source
 
 
-def reach_a_step_of_tensorflow(raw: bool) -> list[float]:
-    """As :func:`reach_a_step_of_torch`."""
-    marks = [time.time()]
-    import tensorflow as tf
-
-    if raw:
-        import horovod.tensorflow as hvd
-    else:
-        import hvdsync.tensorflow as hvd
-    marks.append(time.time())
-    hvd.init()
-    marks.append(time.time())
-    weight = tf.Variable(tf.random.normal((784, 10)))
-    hvd.broadcast_variables([weight], root_rank=0)
-
-    @tf.function
-    def step(x: Any) -> None:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(x @ weight)
-        (gradient,) = hvd.DistributedGradientTape(tape).gradient(loss, [weight])
-        weight.assign_sub(0.01 * gradient)
-
-    step(tf.random.normal((8, 784)))
-    marks.append(time.time())
-    hvd.shutdown()
-    return marks
+def _reach_a_step(settings: Settings, marks: Path, published: Path | None) -> dict[str, float]:
+    which = "hvdsync" if published is None else "raw"
+    program = [startup_rank.__file__, settings.framework, which, str(marks)]
+    started = time.time()
+    _launch(settings, program, published)
+    of_ranks = [json.loads(file.read_text()) for file in marks.iterdir()]
+    # Of the rank that came last to each point.
+    last = [started, *map(max, zip(*of_ranks, strict=True))]
+    return dict(zip(PARTS, (b - a for a, b in pairwise(last)), strict=True))
 
 
-def make_report(settings: Settings, taken: Mapping[str, Sequence[Mapping[str, float]]]) -> Report:
+def _train(settings: Settings, log: Path) -> float:
+    """Seconds until the train command is about to take its first step."""
+    program = ["-m", TRAIN, "--framework", settings.framework, "--model", "linear"]
+    program += ["--dataset", "synthetic", "--epochs", "1", "--max-time", "1s"]
+    program += ["--checkpoint-dir", str(log / "checkpoints"), "--log-dir", str(log)]
+    started = time.time()
+    _launch(settings, program)
+    first, *_ = (log / "events.jsonl").read_text().splitlines()
+    return float(json.loads(first)["time"]) - started
+
+
+def _launch(settings: Settings, program: Sequence[str], published: Path | None = None) -> None:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    if published is not None:
+        # The extensions look for MPI from where they were installed.
+        for variable, path in (
+            ("PYTHONPATH", str(published)),
+            ("LD_LIBRARY_PATH", str(Path(sys.prefix, "lib"))),
+        ):
+            env[variable] = os.pathsep.join(filter(None, (path, env.get(variable))))
+    # The command horovodrun, of the Horovod that comes first on the path.
+    command = [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np"]
+    command += [str(settings.workers), sys.executable, *program]
+    launched.finish(command, "bench startup: a launch", _SECONDS, env)
+
+
+def make_report(
+    settings: Settings,
+    taken: Mapping[str, Sequence[Mapping[str, float]]],
+    trained: Sequence[float],
+) -> Report:
     """The report of seconds by what was started, round and part."""
     wholes = {name: [sum(run.values()) for run in runs] for name, runs in taken.items()}
-    ratio = paired(wholes[HVDSYNC], wholes[RAW])
+    ratios = {
+        HVDSYNC: paired(wholes[HVDSYNC], wholes[RAW]),
+        TRAIN: paired(trained, wholes[RAW]),
+    }
     rows = [
         [
             name,
             *(f"{median(run[part] for run in runs):.2f}" for part in PARTS),
             f"{median(wholes[name]):.2f}",
+            str(ratios.get(name, "1")),
         ]
         for name, runs in taken.items()
     ]
-    rows.append(["hvdsync / raw Horovod", *[""] * len(PARTS), str(ratio)])
+    rows.append([TRAIN, *[""] * len(PARTS), f"{median(trained):.2f}", str(ratios[TRAIN])])
     about = (
         f"Seconds until the last of {settings.workers} worker(s) came to each point, "
-        f"{settings.framework}; medians of {settings.rounds} round(s) in turn. Raw Horovod is the "
-        "one installed here, under the same launcher, which as published takes seconds more."
+        f"{settings.framework}; medians of {settings.rounds} round(s) in turn. Raw Horovod is as "
+        "it was published, launcher included, around the extension that is built here; the train "
+        "command, with its log, is timed until it is about to step."
     )
     charted: dict[str, list[float | None]] = {
         name: [median(run[part] for run in runs) for part in PARTS] for name, runs in taken.items()
@@ -136,11 +150,18 @@ def make_report(settings: Settings, taken: Mapping[str, Sequence[Mapping[str, fl
             "threads per rank": 1,
             "launch": "horovodrun over Gloo",
         },
-        [Table("From the launch to the first step, s", ["", *PARTS, "in all"], rows)],
+        [
+            Table(
+                "From the launch to the first step, s",
+                ["", *PARTS, "in all", f"x {RAW}"],
+                rows,
+            )
+        ],
         [Chart("Seconds", "bars", list(PARTS), charted)],
         {
             "settings": vars(settings),
             "seconds": {name: [dict(run) for run in runs] for name, runs in taken.items()},
-            "hvdsync over raw Horovod": ratio.as_dict(),
+            "seconds of the train command": list(trained),
+            "over raw Horovod": {name: ratio.as_dict() for name, ratio in ratios.items()},
         },
     )
