@@ -10,9 +10,9 @@ import rich_click as click
 
 from hvdsync.errors import HvdsyncError
 from hvdsync.tools.bench.models import MODELS
+from hvdsync.tools.bench.option_types import LINKS, MODEL, MODEL_NAMES, NUMBERS
 from hvdsync.tools.bench.report import Report
 
-MODEL = click.Choice(list(MODELS))
 _ROUNDS = "How often all take turns; ratios are those of the same round."
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -91,14 +91,7 @@ def updates(out: Path | None, **options: float | str) -> None:
 
     Start it with `horovodrun --mpi -np 4 python -m hvdsync bench updates`.
     """
-    from hvdsync.comm.launch import detect
-
-    launch = detect()
-    if launch is None or launch.size == 1:
-        raise HvdsyncError(
-            "bench updates: rules are compared on several workers, found one; start it with "
-            "`horovodrun --mpi -np 2 python -m hvdsync bench updates`"
-        )
+    _need_several("updates", "horovodrun --mpi")
     from hvdsync.tools.bench.updates import Settings, measure
 
     report(measure(Settings(**options)).report(), out)  # type: ignore[arg-type]
@@ -110,6 +103,7 @@ def updates(out: Path | None, **options: float | str) -> None:
 )
 @click.option(
     "--models",
+    type=MODEL_NAMES,
     default=",".join(MODELS),
     show_default=True,
     help="Which, with commas between.",
@@ -125,7 +119,12 @@ def updates(out: Path | None, **options: float | str) -> None:
 @click.option("--quick", is_flag=True, help="Two models and ten rounds.")
 @to_directory
 def step(
-    framework: str, models: str, rounds: int, seconds: float, quick: bool, out: Path | None
+    framework: str,
+    models: tuple[str, ...],
+    rounds: int,
+    seconds: float,
+    quick: bool,
+    out: Path | None,
 ) -> None:
     """Time of a training step beside raw Horovod, DDP and a process that talks to nobody.
 
@@ -133,14 +132,9 @@ def step(
     """
     from hvdsync.tools.bench.step import Settings, measure
 
-    names = tuple(models.split(","))
-    if unknown := [name for name in names if name not in MODELS]:
-        raise HvdsyncError(
-            f"bench step: there is no model {', '.join(unknown)}; there are {', '.join(MODELS)}"
-        )
     if quick:
-        names, rounds = ("mlp", "deep"), 10
-    report(measure(Settings(framework, names, rounds, seconds)), out)
+        models, rounds = ("mlp", "deep"), 10
+    report(measure(Settings(framework, models, rounds, seconds)), out)
 
 
 @command.command("allreduce")
@@ -172,21 +166,20 @@ def allreduce(largest: float, rounds: int, quick: bool, out: Path | None) -> Non
 
 @command.command("scaling")
 @click.option("--model", type=MODEL, default="mlp", show_default=True)
-@click.option("--workers", default="1,2,4", show_default=True, help="How many, with commas.")
+@click.option(
+    "--workers", type=NUMBERS, default="1,2,4", show_default=True, help="How many, with commas."
+)
 @click.option("--rounds", type=click.IntRange(1), default=6, show_default=True, help=_ROUNDS)
 @click.option("--quick", is_flag=True, help="Three rounds.")
 @to_directory
-def scaling(model: str, workers: str, rounds: int, quick: bool, out: Path | None) -> None:
+def scaling(
+    model: str, workers: tuple[int, ...], rounds: int, quick: bool, out: Path | None
+) -> None:
     """Weak and strong scaling on this machine; launches its workers itself."""
     _need_no_launcher("scaling")
     from hvdsync.tools.bench.scaling import Settings, measure
 
-    sizes = [int(part) if part.isdecimal() else 0 for part in workers.split(",")]
-    if min(sizes) < 1:
-        raise HvdsyncError(
-            f"bench scaling: --workers is {workers!r}; expected numbers, as in 1,2,4"
-        )
-    report(measure(Settings(model, sizes, min(rounds, 3) if quick else rounds)), out)
+    report(measure(Settings(model, workers, min(rounds, 3) if quick else rounds)), out)
 
 
 @command.command("startup")
@@ -243,6 +236,7 @@ def guard(model: str, every: int, rounds: int, quick: bool, out: Path | None) ->
 @command.command("control")
 @click.option(
     "--ranks",
+    type=NUMBERS,
     default="2,4,8,16",
     show_default=True,
     help="How many ranks are started in turn, with commas between.",
@@ -256,7 +250,7 @@ def guard(model: str, every: int, rounds: int, quick: bool, out: Path | None) ->
 )
 @click.option("--over", type=click.Choice(["gloo", "mpi"]), default="gloo", show_default=True)
 @to_directory
-def control(ranks: str, repeats: int, over: str, out: Path | None) -> None:
+def control(ranks: tuple[int, ...], repeats: int, over: str, out: Path | None) -> None:
     """What grows with the number of ranks: start, agreement, fingerprints, checkpoints.
 
     It starts its ranks itself: `python -m hvdsync bench control`.
@@ -264,23 +258,17 @@ def control(ranks: str, repeats: int, over: str, out: Path | None) -> None:
     _need_no_launcher("control")
     from hvdsync.tools.bench.control import Settings, measure
 
-    try:
-        numbers = tuple(sorted({int(one) for one in ranks.split(",")}))
-    except ValueError:
-        numbers = ()
-    if not numbers or numbers[0] < 1:
-        raise HvdsyncError(f"bench control: --ranks {ranks}; expected numbers such as 2,4,8,16")
-    report(measure(Settings(numbers, repeats, over)), out)
+    report(measure(Settings(ranks, repeats, over)), out)
 
 
-def _need_several(name: str) -> None:
+def _need_several(name: str, launcher: str = "horovodrun") -> None:
     from hvdsync.comm.launch import detect
 
     launch = detect()
     if launch is None or launch.size == 1:
         raise HvdsyncError(
             f"bench {name}: it takes several workers, found one; start it with "
-            f"`horovodrun -np 2 python -m hvdsync bench {name}`"
+            f"`{launcher} -np 2 python -m hvdsync bench {name}`"
         )
 
 
@@ -308,10 +296,10 @@ def report(made: Report, out: Path | None) -> None:
 @click.option(
     "--link",
     "links",
-    multiple=True,
-    metavar="RATE",
-    help="A rate such as [b]100Mbit[/], or [b]loopback[/]; may be given several times.  "
-    "[default: 100Mbit, 1Gbit, loopback]",
+    type=LINKS,
+    default="100Mbit,1Gbit,loopback",
+    show_default=True,
+    help="Rates such as [b]100Mbit[/], or [b]loopback[/], with commas between.",
 )
 @click.option("--model", type=MODEL, default="mlp", show_default=True)
 @click.option(
@@ -323,25 +311,13 @@ def report(made: Report, out: Path | None) -> None:
 )
 @click.option("--quick", is_flag=True, help="200 Mbit/s and loopback only, in fewer rounds.")
 @to_directory
-def link(out: Path | None, links: tuple[str, ...], quick: bool, **options: Any) -> None:
+def link(out: Path | None, links: tuple[float | None, ...], quick: bool, **options: Any) -> None:
     """Update rules and compressions between two hosts, made on this machine, with a slow link.
 
     Needs root, and the programs [b]ip[/], [b]tc[/] and [b]ssh[/]. Start it without a launcher.
     """
     from hvdsync.tools.bench import link as bench
 
-    names = links or (("200Mbit", "loopback") if quick else ("100Mbit", "1Gbit", "loopback"))
     if quick:
-        options["rounds"] = min(options["rounds"], 3)
-    settings = bench.Settings(links=tuple(map(link_rate, names)), **options)
-    report(bench.measure(settings).report(), out)
-
-
-def link_rate(text: str) -> float | None:
-    """A link's rate as people write it, in bits per second; raises ``UsageError`` for others."""
-    from hvdsync.tools.bench import rates
-
-    try:
-        return rates.parse(text)
-    except ValueError as error:
-        raise click.UsageError(f"{error}.") from error
+        links, options["rounds"] = (200e6, None), min(options["rounds"], 3)
+    report(bench.measure(bench.Settings(links=links, **options)).report(), out)

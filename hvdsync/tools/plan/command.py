@@ -7,16 +7,23 @@ from pathlib import Path
 
 import rich_click as click
 
-from hvdsync.errors import HvdsyncError
-from hvdsync.tools.bench.command import MODEL, link_rate, report, to_directory
+from hvdsync.tools.bench.command import report, to_directory
+from hvdsync.tools.bench.option_types import LINKS, MODEL, NUMBERS
 
 
 @click.command("plan")
 @click.option("--model", type=MODEL, default="mlp", show_default=True, help="As in `bench step`.")
-@click.option("--workers", default="2,8,64,512", show_default=True, help="How many, with commas.")
+@click.option(
+    "--workers",
+    type=NUMBERS,
+    default="2,8,64,512",
+    show_default=True,
+    help="How many, with commas.",
+)
 @click.option(
     "--link",
     "links",
+    type=LINKS,
     default="1Gbit,25Gbit",
     show_default=True,
     help="Rates between hosts, with commas; [b]loopback[/] for all workers on this machine.",
@@ -50,8 +57,8 @@ from hvdsync.tools.bench.command import MODEL, link_rate, report, to_directory
 @to_directory
 def command(
     model: str,
-    workers: str,
-    links: str,
+    workers: tuple[int, ...],
+    links: tuple[float | None, ...],
     workers_per_host: int,
     over: str,
     compute_ms: float | None,
@@ -68,8 +75,8 @@ def command(
 
     settings = planned.Settings(
         model,
-        _numbers(workers),
-        tuple(map(link_rate, links.split(","))),
+        workers,
+        links,
         workers_per_host,
         over,
         latency_us / 1e6,
@@ -86,10 +93,3 @@ def command(
         kept_shapes = costs.shapes_of(kept.model)
     plan = planned.make(settings, own, costs.shapes_of(model), kept, of_kept, kept_shapes)
     report(plan.report(), out)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    numbers = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
-    if min(numbers) < 1:
-        raise HvdsyncError(f"plan: --workers is {text!r}; expected numbers, as in 2,8,64")
-    return tuple(sorted(set(numbers)))

@@ -25,7 +25,7 @@ from hvdsync.tools.plan.predict import (
 _MARK = "*"
 _MAKE_ONE = (
     "Nothing of this was compared with a measurement, so that all of it is extrapolated. As root, "
-    "`python -m hvdsync bench link --link 100Mbit --link 1Gbit --link loopback --out results` "
+    "`python -m hvdsync bench link --link 100Mbit,1Gbit,loopback --out results` "
     "makes one between two hosts on this machine, and `--check results/link.json` compares."
 )
 
