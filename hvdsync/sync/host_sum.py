@@ -25,10 +25,12 @@ _FILLED, _SUMMED, _TAKEN = range(_FLAGS)
 
 # Elements that are summed at a time, so that a second pass over them finds them in the cache.
 _CHUNK = 1 << 15
-# Up to so many ranks reading everything is less work than reading a share and then the results.
+# Up to so many ranks reading everything is less work than reading a share and then the results,
+# where these may not be left in place.
 _FEW = 3
-# Below this many bytes a second meeting of ranks costs more than what it saves.
+# Below this many bytes more meetings of ranks cost more than what they save.
 _SMALL_BYTES = 1 << 14
+_SMALL_BYTES_OF_FEW = 1 << 16
 
 # A rank that waits first looks again and again, where it has a core of its own to do so; then it
 # sleeps between looks.
@@ -43,11 +45,15 @@ _living: weakref.WeakSet[HostSum] = weakref.WeakSet()
 
 @dataclass(frozen=True)
 class Slot:
-    """What is summed: its name on all ranks, where ``scale`` times the sum is to be."""
+    """What is summed: its name on all ranks, where ``scale`` times the sum is to be.
+
+    With ``in_place`` it may also be left in ``mine``, where that is less work.
+    """
 
     name: str
     result: np.ndarray
     scale: float
+    in_place: bool = False
 
     @property
     def bytes(self) -> int:
@@ -60,9 +66,11 @@ class HostSum:
 
     ``mine`` is this rank's array, in the common memory: it is filled after :meth:`clear`, and
     :meth:`post` shows it to the others. :meth:`advance`, called until it says so, then waits for
-    the others and leaves the result in the slot's array. Elements are added in the order of ranks,
-    so that all ranks get the same bits. Few ranks each add up everything; more of them add up a
-    share each, and read those of the others.
+    the others and leaves the result in ``result``, which is the slot's array or ``mine``. Elements
+    are added in the order of ranks, so that all ranks get the same bits.
+
+    Ranks add up everything each, or a share each and read those of the others: then a sum that is
+    left in place touches the least memory, but ranks meet three times.
     """
 
     def __init__(
@@ -74,7 +82,7 @@ class HostSum:
         has_ended: Callable[[int], BaseException | None],
     ) -> None:
         self.name = slot.name
-        self._result, self._scale = slot.result, slot.scale
+        self._scale = slot.scale
         self.mine = arrays[rank]
         self._arrays = arrays
         self._rank = rank
@@ -82,7 +90,16 @@ class HostSum:
         self._flags = flags
         self._turn = 0
         size = len(arrays)
-        self._alone = size <= _FEW or slot.bytes <= _SMALL_BYTES
+        few = size <= _FEW
+        small = slot.bytes <= (_SMALL_BYTES_OF_FEW if few else _SMALL_BYTES)
+        if small or (few and not slot.in_place):
+            self._steps = [HostSum._add_up_all]
+        else:
+            self._steps = [HostSum._add_up_share, HostSum._take_shares]
+        self.result = slot.result
+        if slot.in_place and not small:
+            self._steps.append(HostSum._let_others_take)
+            self.result = self.mine
         self._shares = [
             slice(a, b)
             for a, b in pairwise([len(slot.result) * i // size for i in range(size + 1)])
@@ -91,7 +108,7 @@ class HostSum:
         self._scratch = np.empty(min(_CHUNK, len(slot.result)), slot.result.dtype)
         own_core = len(os.sched_getaffinity(0)) >= size
         self._spin_seconds = _SPIN_SECONDS if own_core else 0.0
-        self._has_summed = False
+        self._steps_done = 0
 
     def clear(self) -> None:
         """Wait until all ranks have read what this one showed them last."""
@@ -108,29 +125,40 @@ class HostSum:
 
         Raises the error that ``has_ended`` has for a rank that will not come.
         """
-        result, scale = self._result, self._scale
-        if not self._has_summed:
-            self._wait(_FILLED)
-            self._has_summed = True
-            if not self._alone:
-                share = self._shares[self._rank]
-                self._add_up(share, self.mine[share], 1.0)
-                self._flags[self._rank][_SUMMED] = self._turn
-                return False
-            self._add_up(slice(0, len(result)), result, scale)
-        else:
-            self._wait(_SUMMED)
-            for share, array in zip(self._shares, self._arrays, strict=True):
-                np.multiply(array[share], scale, out=result[share])
-        self._flags[self._rank][_TAKEN] = self._turn
-        self._has_summed = False
+        self._steps[self._steps_done](self)
+        self._steps_done += 1
+        if self._steps_done < len(self._steps):
+            return False
+        self._steps_done = 0
         in_flight.end(self.name)
         return True
 
+    def _add_up_all(self) -> None:
+        self._wait(_FILLED)
+        self._add_up(slice(0, len(self.result)), self.result)
+        self._flags[self._rank][_TAKEN] = self._turn
+
+    def _add_up_share(self) -> None:
+        self._wait(_FILLED)
+        share = self._shares[self._rank]
+        self._add_up(share, self.mine[share])
+        self._flags[self._rank][_SUMMED] = self._turn
+
+    def _take_shares(self) -> None:
+        self._wait(_SUMMED)
+        for share, array in zip(self._shares, self._arrays, strict=True):
+            if array is not self.result:
+                np.copyto(self.result[share], array[share])
+        self._flags[self._rank][_TAKEN] = self._turn
+
+    def _let_others_take(self) -> None:
+        self._wait(_TAKEN)
+
     def hand_over(self) -> np.ndarray:
-        """The result, as the caller's own: the next one goes into another array."""
-        result = self._result
-        self._result = aligned(len(result), result.dtype)
+        """The slot's array as the caller's own: the next result goes into another one."""
+        result = self.result
+        assert result is not self.mine
+        self.result = aligned(len(result), result.dtype)
         return result
 
     @property
@@ -146,7 +174,7 @@ class HostSum:
         while not self.advance():
             pass
 
-    def _add_up(self, share: slice, result: np.ndarray, scale: float) -> None:
+    def _add_up(self, share: slice, result: np.ndarray) -> None:
         first, second, *others = (array[share] for array in self._arrays)
         for start in range(0, len(result), _CHUNK):
             chunk = slice(start, start + _CHUNK)
@@ -154,7 +182,7 @@ class HostSum:
             total = np.add(first[chunk], second[chunk], out=self._scratch[: len(result) - start])
             for other in others:
                 total += other[chunk]
-            np.multiply(total, scale, out=result[chunk])
+            np.multiply(total, self._scale, out=result[chunk])
 
     def _wait(self, which: int) -> None:
         for rank, flags in enumerate(self._flags):

@@ -38,6 +38,11 @@ class Buffer:
         self.sparse = flat[length + count : length + 2 * count]
         self.suspect = flat[-2:-1]
         self.present = flat[-1:]
+        self._addresses = {view.data_ptr() for view in self.views}
+
+    def holds_any(self, gradients: Sequence[Any]) -> bool:
+        """Whether any of these is in the buffer already."""
+        return any(gradient.data_ptr() in self._addresses for gradient in gradients)
 
 
 def shaped(flat: Any, tensors: Sequence[Any]) -> list[Any]:
@@ -49,8 +54,9 @@ def shaped(flat: Any, tensors: Sequence[Any]) -> list[Any]:
 class FlatBucket:
     """Gradients that travel together: what this rank sends, what has come of it, and its flight.
 
-    ``outgoing`` and ``incoming`` are one buffer, which is reduced in place, unless the ranks have
-    memory in common: then this rank's part of it is what goes out.
+    ``outgoing`` and ``incoming`` are one buffer, which is reduced in place. Where the ranks have
+    memory in common this rank's part of it is what goes out, and for small ones not where it
+    comes to.
     """
 
     def __init__(
@@ -80,6 +86,8 @@ class FlatBucket:
         """From now on send through memory that the ranks have in common."""
         self.shared = shared
         self.outgoing = Buffer(torch.from_numpy(shared.mine), self.tensors)
+        if shared.result is shared.mine:
+            self.incoming = self.outgoing
 
     def fill(self, torch: Any, gradients: Sequence[Any | None]) -> None:
         """Copy gradients into their places; ``missing`` then lists the slots that had none."""
@@ -89,9 +97,11 @@ class FlatBucket:
         outgoing.flags.copy_(self._usual)
         self.missing = [i for i, gradient in enumerate(gradients) if gradient is None]
         sparse = [i for i, g in enumerate(gradients) if g is not None and g.is_sparse]
-        if self.shared is not None and self._in_order and not self.missing and not sparse:
-            # One operation for all, where each of them takes as long as a small gradient does.
-            torch.cat([g.reshape(-1) for g in gradients if g is not None], out=outgoing.gradients)
+        dense = [g for g in gradients if g is not None and not g.is_sparse]
+        if self._in_order and len(dense) == len(gradients) and not outgoing.holds_any(dense):
+            # One operation for all, where each of them takes as long as a small gradient does; and
+            # large ones it writes in half the time, without reading first what was there.
+            torch.cat([gradient.flatten() for gradient in dense], out=outgoing.gradients)
             return
         for i in self.missing:
             outgoing.views[i].zero_()

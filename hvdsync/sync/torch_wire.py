@@ -106,7 +106,9 @@ class Wire:
         ):
             return ()
         scale = 1.0 / self.process_set.size() if self.averages else 1.0
-        slots = [Slot(f"{self.name}.{name}", flat.numpy(), scale) for name, flat in named]
+        slots = [
+            Slot(f"{self.name}.{name}", flat.numpy(), scale, in_place=True) for name, flat in named
+        ]
         return share(slots, self._ended) or ()
 
     def _is_summed_as_it_is(self, flat: Any) -> bool:

@@ -11,39 +11,43 @@ from hvdsync.comm import in_flight
 from hvdsync.sync.host_sum import HostSum, Slot, join
 
 
-def ranks_of(size: int, length: int, scale: float, has_ended=lambda rank: None) -> list[HostSum]:
+def ranks_of(
+    size: int, length: int, scale: float, has_ended=lambda rank: None, *, in_place: bool = False
+) -> list[HostSum]:
     flags = [np.zeros(3, np.int64) for _ in range(size)]
     arrays = [np.zeros(length, np.float32) for _ in range(size)]
     return [
         HostSum(
-            Slot(f"sum of {r}", np.zeros(length, np.float32), scale), flags, arrays, r, has_ended
+            Slot(f"sum of {r}", np.zeros(length, np.float32), scale, in_place),
+            flags,
+            arrays,
+            r,
+            has_ended,
         )
         for r in range(size)
     ]
 
 
-def result_of(rank: HostSum) -> np.ndarray:
-    return rank._result
-
-
 # A length that is no multiple of ranks or chunks, above what is always added up by everyone.
 @pytest.mark.parametrize("length", [5, 70_001])
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
-def test_all_ranks_get_the_scaled_sum_at_every_turn(size: int, length: int) -> None:
-    ranks = ranks_of(size, length, 1 / size)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_all_ranks_get_the_scaled_sum_at_every_turn(size: int, length: int, in_place: bool) -> None:
+    ranks = ranks_of(size, length, 1 / size, in_place=in_place)
+    assert all((rank.result is rank.mine) == (in_place and length > 5) for rank in ranks)
     for turn in range(3):
         values = [np.arange(length, dtype=np.float32) * (r + 1) + turn for r in range(size)]
         for rank, value in zip(ranks, values, strict=True):
             rank.clear()
             rank.mine[:] = value
             rank.post()
-        done = [rank.advance() for rank in ranks]
-        if not all(done):
-            assert not any(done)
-            assert all(rank.advance() for rank in ranks)
+        done = [False]
+        while not all(done):
+            assert not any(done)  # all have the same way to go
+            done = [rank.advance() for rank in ranks]
         expected = sum(values[1:], values[0]) * np.float32(1 / size)
         for rank in ranks:
-            np.testing.assert_array_equal(result_of(rank), expected)
+            np.testing.assert_array_equal(rank.result, expected)
 
 
 def test_an_array_is_not_filled_anew_before_all_have_read_it() -> None:
@@ -60,6 +64,24 @@ def test_an_array_is_not_filled_anew_before_all_have_read_it() -> None:
     filling.join()
 
 
+def test_a_sum_in_place_is_the_callers_only_when_all_have_read_it() -> None:
+    first, second = ranks_of(2, 70_001, 1.0, in_place=True)
+    for rank in (first, second):
+        rank.clear()
+        rank.mine[:] = 1
+        rank.post()
+    assert not first.advance() and not second.advance()  # a share each
+    assert not first.advance()  # has read the other's
+    finishing = threading.Thread(target=first.advance)
+    finishing.start()
+    finishing.join(0.05)
+    assert finishing.is_alive()
+    assert not second.advance()
+    finishing.join()
+    assert second.advance()
+    assert first.result.tolist() == second.result.tolist() == [2] * 70_001
+
+
 def test_a_rank_that_has_joined_adds_zeros_to_what_the_others_begin() -> None:
     first, second = ranks_of(2, 4, 1.0)
     second.mine[:] = 7  # of its last turn
@@ -70,7 +92,7 @@ def test_a_rank_that_has_joined_adds_zeros_to_what_the_others_begin() -> None:
             first.mine[:] = turn
             first.post()
             assert first.advance()
-            assert result_of(first).tolist() == [turn] * 4
+            assert first.result.tolist() == [turn] * 4
         return 0
 
     assert join(others_go_on) == 0
