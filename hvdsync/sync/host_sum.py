@@ -6,6 +6,7 @@ Nothing is negotiated and nothing goes through the network stack. NumPy only.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 import weakref
@@ -25,12 +26,13 @@ _FILLED, _SUMMED, _TAKEN = range(_FLAGS)
 
 # Elements that are summed at a time, so that a second pass over them finds them in the cache.
 _CHUNK = 1 << 15
-# Up to so many ranks reading everything is less work than reading a share and then the results,
-# where these may not be left in place.
-_FEW = 3
-# Below this many bytes more meetings of ranks cost more than what they save.
-_SMALL_BYTES = 1 << 14
-_SMALL_BYTES_OF_FEW = 1 << 16
+# Up to so many bytes of all ranks together, more meetings of ranks cost more than they save; and
+# among few ranks up to so many, where what they add up may not stay in place.
+_SMALL_BYTES = 1 << 17
+_FEW, _SMALL_BYTES_OF_FEW = 3, 1 << 25
+
+# To the memory of an array that nobody else has a view of: its own, and that of who counts.
+_OWN_REFERENCES = 2
 
 # A rank that waits first looks again and again, where it has a core of its own to do so; then it
 # sleeps between looks.
@@ -90,9 +92,9 @@ class HostSum:
         self._flags = flags
         self._turn = 0
         size = len(arrays)
-        few = size <= _FEW
-        small = slot.bytes <= (_SMALL_BYTES_OF_FEW if few else _SMALL_BYTES)
-        if small or (few and not slot.in_place):
+        few = size <= _FEW and not slot.in_place
+        small = slot.bytes * size <= (_SMALL_BYTES_OF_FEW if few else _SMALL_BYTES)
+        if small:
             self._steps = [HostSum._add_up_all]
         else:
             self._steps = [HostSum._add_up_share, HostSum._take_shares]
@@ -109,6 +111,7 @@ class HostSum:
         own_core = len(os.sched_getaffinity(0)) >= size
         self._spin_seconds = _SPIN_SECONDS if own_core else 0.0
         self._steps_done = 0
+        self._handed_over: list[np.ndarray] = []
 
     def clear(self) -> None:
         """Wait until all ranks have read what this one showed them last."""
@@ -155,11 +158,21 @@ class HostSum:
         self._wait(_TAKEN)
 
     def hand_over(self) -> np.ndarray:
-        """The slot's array as the caller's own: the next result goes into another one."""
+        """The slot's array as the caller's own: the next result goes into another one.
+
+        That is one handed over before, once nothing is left of it: memory that is new to the
+        process costs as much as the sum does.
+        """
         result = self.result
         assert result is not self.mine
-        self.result = aligned(len(result), result.dtype)
-        return result
+        for i, before in enumerate(self._handed_over):
+            if sys.getrefcount(before.base) == _OWN_REFERENCES:
+                self.result = self._handed_over.pop(i)
+                break
+        else:
+            self.result = aligned(len(result), result.dtype)
+        self._handed_over.append(result)
+        return result[:]  # a view, which counts
 
     @property
     def is_begun_by_others(self) -> bool:

@@ -242,10 +242,9 @@ class GraphReducer:
         result = list(tensors)
         if self.active:
             _refuse_xla(self.name)
-            self._reduce_dense(
-                result, list(reversed(range(len(result)))), None, f"{self.name}.{label}", None
-            )
-            self._count_waiting(list(tensors), result)
+            order = list(reversed(range(len(result))))
+            _, over_horovod = self._reduce_dense(result, order, None, f"{self.name}.{label}", None)
+            self._count_waiting(*([of[i] for i in over_horovod] for of in (tensors, result)))
         return result
 
     def gather(self, tensor: Any, label: str) -> Any:
@@ -322,13 +321,14 @@ class GraphReducer:
                 sparse.append(i)
             else:
                 dense.append(i)
-        before = [_tensor(result[i]) for i in (*dense, *sparse)]
+        before = {i: _tensor(result[i]) for i in (*dense, *sparse)}
         for i in sparse:
             result[i] = self._gather(result[i], f"{label}.sparse{i}")
-        flag = self._reduce_dense(result, dense, groups, label, look)
+        flag, over_horovod = self._reduce_dense(result, dense, groups, label, look)
         if self._exchanges is not None:
             self._exchanges.end()
-        self._count_waiting(before, [_tensor(result[i]) for i in (*dense, *sparse)])
+        timed = [*over_horovod, *sparse]
+        self._count_waiting([before[i] for i in timed], [_tensor(result[i]) for i in timed])
         self._count_bytes()
         return result if look is None else [*result, flag, look.table]
 
@@ -339,14 +339,17 @@ class GraphReducer:
         groups: tuple[tuple[int, ...], ...] | None,
         label: str,
         look: Look | None,
-    ) -> Any:
-        """Put reduced tensors into ``result``; gives the flag of all ranks' looks, if there is one.
+    ) -> tuple[Any, list[int]]:
+        """Put reduced tensors into ``result``.
 
-        It travels behind the gradients of one bucket, of which the other looks are had before.
+        Gives the flag of all ranks' looks, if there is one: it travels behind the gradients of one
+        bucket, of which the other looks are had before. And which tensors went over Horovod: for
+        the others the time in which ranks waited is counted already.
         """
         tf = self._tf
         known = [i for i in dense if result[i].shape.is_fully_defined()]
-        for i in set(dense) - set(known):
+        dynamic = [i for i in dense if not result[i].shape.is_fully_defined()]
+        for i in dynamic:
             if look is not None:
                 look.at([i], [result[i]], largest=self._largest(result[i]))
             arrived = self._travel(tf.reshape(result[i], [-1]), f"{label}.dynamic{i}")
@@ -354,7 +357,7 @@ class GraphReducer:
         flag_like = [] if look is None else [tf.zeros([], result[i].dtype) for i in known[:1]]
         total = self._host_sum_of(label, [*(result[i] for i in known), *flag_like])
         if total is not None:
-            return self._reduce_on_host(total, result, known, look)
+            return self._reduce_on_host(total, result, known, look), dynamic
         place = {i: p for p, i in enumerate(known)}
         plan = plan_buckets(
             [result[i].shape.num_elements() for i in known],
@@ -384,10 +387,10 @@ class GraphReducer:
             for i, part in zip(members, parts, strict=False):
                 result[i] = tf.reshape(part, result[i].shape)
         if look is None:
-            return None
+            return None, dense
         if carrier is None:
             flag = self._travel_alone(look.flag, f"{label}.suspect")
-        return tf.reshape(tf.cast(flag, tf.float32) > 0, [])
+        return tf.reshape(tf.cast(flag, tf.float32) > 0, []), dense
 
     def _host_sum_of(self, label: str, tensors: Sequence[Any]) -> Any:
         """The sum of these tensors through memory that the ranks have in common, if all can."""
@@ -524,7 +527,9 @@ class GraphReducer:
         if self._sent is None:
             with tf.init_scope():
                 self._sent = tf.Variable(0, dtype=tf.int64, trainable=False, name="sent")
-        self._sent.assign_add(tf.add_n([tf.cast(n, tf.int64) for n in self._sent_by_graph]))
+        known = sum(n for n in self._sent_by_graph if isinstance(n, int))
+        asked = [tf.cast(n, tf.int64) for n in self._sent_by_graph if not isinstance(n, int)]
+        self._sent.assign_add(tf.add_n([tf.constant(known, tf.int64), *asked]))
 
 
 def _refuse_xla(name: str) -> None:

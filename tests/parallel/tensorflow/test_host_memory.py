@@ -1,5 +1,7 @@
 """Gradients of ranks on one host, through the memory that they have in common."""
 
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -50,6 +52,27 @@ def test_every_step_of_ranks_of_one_host_goes_through_it(several_ranks, used, gr
         np.testing.assert_allclose(bias, np.full(UNITS, turn * mean_of_ranks))
     assert used
     assert sorted(used[0]) == [(UNITS,), (INPUTS, UNITS)]
+
+
+def test_ranks_have_not_waited_longer_than_they_trained(several_ranks):
+    kernel = tf.Variable(tf.zeros((INPUTS, UNITS)))
+    reducing = []
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(kernel)
+        tape = hvd.DistributedGradientTape(tape)
+        reducing.append(tape)
+        return tape.gradient(loss, [kernel])
+
+    step()
+    (tape,) = reducing
+    before, started = tape.waited_seconds, time.perf_counter()
+    if hvd.rank() == 0:
+        time.sleep(0.2)  # which the others wait for
+    step()
+    assert tape.waited_seconds - before <= time.perf_counter() - started
 
 
 def test_one_rank_that_does_not_want_it_is_enough(several_ranks, used, monkeypatch):

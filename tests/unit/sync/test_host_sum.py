@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hvdsync.comm import in_flight
-from hvdsync.sync.host_sum import HostSum, Slot, join
+from hvdsync.sync.host_sum import HostSum, Slot, aligned, join
 
 
 def ranks_of(
@@ -80,6 +80,21 @@ def test_a_sum_in_place_is_the_callers_only_when_all_have_read_it() -> None:
     finishing.join()
     assert second.advance()
     assert first.result.tolist() == second.result.tolist() == [2] * 70_001
+
+
+def test_a_result_handed_over_is_written_again_only_when_nothing_is_left_of_it() -> None:
+    slot = Slot("handed over", aligned(4, np.dtype(np.float32)), 1.0)
+    flags, arrays = [np.zeros(3, np.int64)] * 2, [np.zeros(4, np.float32)] * 2
+    summed = HostSum(slot, flags, arrays, 0, lambda rank: None)
+    kept = summed.hand_over()[1:3].reshape(2, 1)
+    second = summed.hand_over()
+    assert not np.shares_memory(kept, second)
+    third = summed.hand_over()
+    assert not any(np.shares_memory(third, other) for other in (kept, second))
+    del kept
+    fourth, fifth = summed.hand_over(), summed.hand_over()
+    assert np.shares_memory(fifth, slot.result)
+    assert not any(np.shares_memory(fifth, other) for other in (second, third, fourth))
 
 
 def test_a_rank_that_has_joined_adds_zeros_to_what_the_others_begin() -> None:
