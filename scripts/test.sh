@@ -7,9 +7,9 @@
 #   scripts/test.sh slurm           jobs on a Slurm of one node (make test-slurm); not among "all"
 #
 # SLOW=1                            the slowest tests too, as CI runs them: killed, joined and
-#                                   resumed runs of every framework
-# MATRIX=1                          also the combinations whose parts others test, four ranks of
-#                                   every framework, Spark and Ray: some hours
+#                                   resumed runs of every framework, Spark and Ray
+# MATRIX=1                          also the combinations whose parts others test, and four ranks
+#                                   of every framework: some hours
 # PYTEST_ARGS='-k broadcast -x'     more arguments for every pytest
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -119,7 +119,7 @@ if in_the_matrix; then
 fi
 suite integration one tests/integration
 # Spark, Ray and what checks manifests are half a gigabyte to download.
-if in_the_matrix; then
+if at_length; then
     suite clusters clusters
 fi
 if [[ " ${asked[*]} " == *" slurm "* ]]; then

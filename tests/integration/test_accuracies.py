@@ -1,6 +1,6 @@
 """Four ranks over MPI learn MNIST with update rules and compression: docs say how well.
 
-One epoch of a small network; the same recipe stands in docs/update-rules.md.
+A small network, and the recipes of docs/update-rules.md and docs/compression.md.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import shutil
 import pytest
 from train_runs import TRAIN, environment, events, succeed
 
-RECIPE = ("--model", "mlp", "--epochs", "1", "--device", "cpu")
+RECIPE = ("--model", "mlp", "--device", "cpu")
 CASES = [
     ("torch", "--update", "diloco"),
     ("torch", "--compression", "powersgd:4"),
@@ -19,14 +19,38 @@ CASES = [
 ]
 
 
+# What four epochs came to without compression, in percent, and what may be lost of it.
+UNCOMPRESSED, LOST = 96.49, 0.5
+PLAIN = ("--epochs", "4", "--optimizer", "sgd", "--lr", "0.1")
+
+
+def end_of_training(framework, options, folder):
+    if shutil.which("mpirun", path=environment()["PATH"]) is None:
+        pytest.skip("there is no mpirun")
+    own = ("--framework", framework, "--checkpoint-dir", "run", "--log-dir", "log")
+    succeed(["horovodrun", "--mpi", "-np", "4", *TRAIN, *RECIPE, *own, *options], folder)
+    (end,) = (event for event in events(folder / "log") if event["event"] == "end")
+    return end
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
 def test_four_ranks_over_mpi_learn(case, tmp_path):
-    if shutil.which("mpirun", path=environment()["PATH"]) is None:
-        pytest.skip("there is no mpirun")
     framework, *options = case
-    own = ("--framework", framework, "--checkpoint-dir", "run", "--log-dir", "log")
-    succeed(["horovodrun", "--mpi", "-np", "4", *TRAIN, *RECIPE, *own, *options], tmp_path)
-    (end,) = (event for event in events(tmp_path / "log") if event["event"] == "end")
+    end = end_of_training(framework, ("--epochs", "1", *options), tmp_path)
     assert end["step"] == 235
     assert end["test_accuracy"] > 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "compression",
+    [
+        "onebit",
+        pytest.param("topk:0.01", marks=pytest.mark.matrix),
+        pytest.param("powersgd:4", marks=pytest.mark.matrix),
+    ],
+)
+def test_error_feedback_keeps_the_accuracy_of_plain_gradients(compression, tmp_path):
+    end = end_of_training("torch", (*PLAIN, "--compression", compression), tmp_path)
+    assert 100 * end["test_accuracy"] > UNCOMPRESSED - LOST

@@ -14,7 +14,7 @@ REASON = missing()
 SECONDS = 600
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
 @pytest.mark.skipif(REASON is not None, reason=f"two hosts cannot be made: {REASON}")
 def test_rules_and_compressions_are_raced_over_a_slow_link(tmp_path):
