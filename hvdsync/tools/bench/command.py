@@ -305,7 +305,7 @@ def report(made: Report, out: Path | None) -> None:
 @click.option(
     "--rounds",
     type=click.IntRange(1),
-    default=7,
+    default=16,
     show_default=True,
     help="How often all take turns; the table has medians.",
 )

@@ -41,7 +41,7 @@ class Settings:
     )
     periods: tuple[int, ...] = (4, 16)
     model: str = "mlp"
-    rounds: int = 7
+    rounds: int = 16
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Settings:
