@@ -70,6 +70,15 @@ def test_a_job_that_fails_is_not_requeued(job, tmp_path):
     assert not (tmp_path / "scontrol").exists()
 
 
+def test_a_job_of_which_no_rank_started_has_failed(job, tmp_path):
+    start, variables = job
+    with started([*start, "--epochs", "1"], tmp_path, **variables, LAUNCH="true") as process:
+        assert process.wait(SECONDS) == 1
+    said = (tmp_path / "output").read_text()
+    assert "true ended with code 0, but no rank has made runs/slurm-17" in said
+    assert not (tmp_path / "scontrol").exists()
+
+
 def test_a_job_that_is_cancelled_saves_and_stays_cancelled(job, tmp_path):
     start, variables = job
     log = tmp_path / "unused-log"

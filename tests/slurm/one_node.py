@@ -19,9 +19,11 @@ from pathlib import Path
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "squeue", "scancel")
 _SECONDS = 60
 _CORES = 2
+_JOBS = 100
 
 _CONFIGURATION = """\
 ClusterName=one
+FirstJobId={first_job}
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
 SlurmdPort={ports[1]}
@@ -76,8 +78,17 @@ def running(folder: Path) -> Iterator[dict[str, str]]:
         _wait_for((munge / "socket").exists, "munged listens", folder)
 
         configuration = folder / "slurm.conf"
+        # Killed jobs leave PMIx's folders in /tmp, under their numbers.
+        first_job = 100_000 + _JOBS * secrets.randbelow(10_000)
+        daemons.callback(_remove_folders_of_pmix, range(first_job, first_job + _JOBS))
         configuration.write_text(
-            _CONFIGURATION.format(folder=folder, host=host, ports=_free_ports(2), cores=_CORES)
+            _CONFIGURATION.format(
+                folder=folder,
+                host=host,
+                ports=_free_ports(2),
+                cores=_CORES,
+                first_job=first_job,
+            )
         )
         for name in ("state", "spool"):
             (folder / name).mkdir()
@@ -108,6 +119,13 @@ def _daemon(command: list[str], folder: Path, variables: dict[str, str]) -> Iter
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _remove_folders_of_pmix(jobs: range) -> None:
+    for folder in Path("/tmp").glob("spmix_appdir_*"):
+        job, _, step = folder.name.rpartition("_")[2].partition(".")
+        if step.isdecimal() and job.isdecimal() and int(job) in jobs:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _free_ports(count: int) -> list[int]:
