@@ -33,8 +33,9 @@ HERE = Path(__file__).parent
 KILLED = [
     ("torch", "torch", 22),
     pytest.param("tensorflow", "tensorflow", 16, marks=pytest.mark.matrix),
-    ("keras", "tensorflow", 12),
+    pytest.param("keras", "tensorflow", 12, marks=pytest.mark.matrix),
     pytest.param("keras", "torch", 4, marks=pytest.mark.matrix),
+    ("keras", "tensorflow", 4),
 ]
 
 
