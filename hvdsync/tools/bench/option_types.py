@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import rich_click as click
@@ -10,57 +11,45 @@ from hvdsync.tools.bench import rates
 from hvdsync.tools.bench.models import MODELS
 
 
-class _Numbers(click.ParamType):
-    """Whole numbers from 1 on, with commas between: in order, each once."""
+class _List(click.ParamType):
+    """Values with commas between; ``read`` gives all of them, or raises ``ValueError``."""
 
-    name = "n,n,..."
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        numbers = [int(part) if part.strip().isdecimal() else 0 for part in value.split(",")]
-        if min(numbers) < 1:
-            self.fail(f"found {value!r}; expected whole numbers, as in 2,4,8", param, ctx)
-        return tuple(sorted(set(numbers)))
-
-
-class _Models(click.ParamType):
-    """Names of models with commas between."""
-
-    name = "name,name,..."
+    def __init__(self, name: str, read: Callable[[str], tuple[Any, ...]]) -> None:
+        self.name = name
+        self._read = read
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, ...]:
-        if isinstance(value, tuple):
-            return value
-        names = tuple(part.strip() for part in value.split(","))
-        if unknown := [name for name in names if name not in MODELS]:
-            self.fail(
-                f"there is no model {', '.join(unknown)}; there are {', '.join(MODELS)}", param, ctx
-            )
-        return names
-
-
-class _Links(click.ParamType):
-    """Rates of links in bits per second, None for loopback, with commas between."""
-
-    name = "rate,rate,..."
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float | None, ...]:
-        if isinstance(value, tuple):
+    ) -> tuple[Any, ...]:
+        if isinstance(value, tuple):  # converted before
             return value
         try:
-            return tuple(rates.parse(part) for part in value.split(","))
+            return self._read(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
 
-NUMBERS = _Numbers()
+def _numbers(text: str) -> tuple[int, ...]:
+    numbers = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
+    if min(numbers) < 1:
+        raise ValueError(f"found {text!r}; expected whole numbers, as in 2,4,8")
+    return tuple(sorted(set(numbers)))
+
+
+def _models(text: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(","))
+    if unknown := [name for name in names if name not in MODELS]:
+        raise ValueError(f"there is no model {', '.join(unknown)}; there are {', '.join(MODELS)}")
+    return names
+
+
+def _links(text: str) -> tuple[float | None, ...]:
+    return tuple(rates.parse(part) for part in text.split(","))
+
+
+#: Whole numbers from 1 on: in order, each once.
+NUMBERS = _List("n,n,...", _numbers)
 MODEL = click.Choice(list(MODELS))
-MODEL_NAMES = _Models()
-LINKS = _Links()
+MODEL_NAMES = _List("name,name,...", _models)
+#: Rates of links in bits per second, None for loopback.
+LINKS = _List("rate,rate,...", _links)
