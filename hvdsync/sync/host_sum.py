@@ -94,14 +94,12 @@ class HostSum:
         size = len(arrays)
         few = size <= _FEW and not slot.in_place
         small = slot.bytes * size <= (_SMALL_BYTES_OF_FEW if few else _SMALL_BYTES)
-        if small:
-            self._steps = [HostSum._add_up_all]
-        else:
+        self._steps, self.result = [HostSum._add_up_all], slot.result
+        if not small:
             self._steps = [HostSum._add_up_share, HostSum._take_shares]
-        self.result = slot.result
-        if slot.in_place and not small:
-            self._steps.append(HostSum._let_others_take)
-            self.result = self.mine
+            if slot.in_place:
+                self._steps.append(HostSum._let_others_take)
+                self.result = self.mine
         self._shares = [
             slice(a, b)
             for a, b in pairwise([len(slot.result) * i // size for i in range(size + 1)])
