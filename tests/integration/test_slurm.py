@@ -104,7 +104,9 @@ def test_a_job_that_is_warned_while_its_ranks_start_is_requeued(job, tmp_path):
 def test_horovodrun_gets_the_hosts_of_the_job_with_their_slots(job, tmp_path):
     start, variables = job
     commands = tmp_path / "commands"
-    (commands / "horovodrun").write_text(f'#!/usr/bin/env bash\necho "$@" > {tmp_path}/given\n')
+    (commands / "horovodrun").write_text(
+        f'#!/usr/bin/env bash\necho "$@" > {tmp_path}/given; mkdir -p runs/slurm-17\n'
+    )
     (commands / "horovodrun").chmod(0o755)
     (commands / "scontrol").write_text("#!/usr/bin/env bash\nprintf '%s\\n' a1 a2 b7\n")
     tasks = {"SLURM_TASKS_PER_NODE": "4(x2),3", "SLURM_NTASKS": "11", "SLURM_JOB_NODELIST": "x"}
