@@ -81,7 +81,7 @@ if in_the_matrix; then
     # ranks outnumber cores.
     suite torch-4 ranks --gloo -np 4 -- tests/parallel/torch \
         -k "not (test_checkpoint or test_stragglers) or one_rank_writes"
-else
+elif at_length; then
     # What two ranks cannot show.
     suite torch-4 ranks --gloo -np 4 -- tests/parallel/torch/test_{parity,guard,probe,verbs,waits,host_memory}.py
 fi

@@ -9,6 +9,7 @@ from packaging.version import Version
 
 from hvdsync.tools.horovod_build.replacement import Replacement
 from hvdsync.tools.horovod_build.reporting import EXPLAINING, LAUNCHING, SPEAKING
+from hvdsync.tools.horovod_build.waiting import WAITING
 
 #: Keys in ``metadata.json`` under which the answers to the launcher's questions are kept.
 RECORD = "hvdsync"
@@ -51,18 +52,35 @@ def _recorded_answer(ext_base_name, fn_desc):
 def _check_extension_lambda(ext_base_name, fn, fn_desc, verbose):
 '''
 
+_IF_VECTORS = "#if defined(__AVX__) && defined(__F16C__)\n"
+_HALVES = (
+    "Gloo adds halves one by one, in software, so that an all-reduce of them takes longer than one "
+    "of float32; it has the processor's instructions for eight at a time in a file that is not "
+    "built"
+)
 
 #: Applied to every build.
 ALWAYS = (
     *SPEAKING,
     *LAUNCHING,
     *EXPLAINING,
+    *WAITING,
     Replacement(
         "CMakeLists.txt",
         "set(CMAKE_CXX_STANDARD 14)",
         "set(CMAKE_CXX_STANDARD 17)",
         why="the headers of today's PyTorch and TensorFlow are C++17 at least",
     ),
+    Replacement(
+        "third_party/gloo/gloo/CMakeLists.txt",
+        '  "${CMAKE_CURRENT_SOURCE_DIR}/types.cc"\n',
+        '  "${CMAKE_CURRENT_SOURCE_DIR}/math.cc"\n  "${CMAKE_CURRENT_SOURCE_DIR}/types.cc"\n',
+        why=_HALVES,
+    ),
+    Replacement(
+        "third_party/gloo/gloo/math.cc", "#if GLOO_USE_AVX\n", _IF_VECTORS, why=_HALVES, count=2
+    ),
+    Replacement("third_party/gloo/gloo/math.h", "#if GLOO_USE_AVX\n", _IF_VECTORS, why=_HALVES),
     Replacement(
         "horovod/torch/CMakeLists.txt",
         "from distutils.sysconfig import get_python_inc; print(get_python_inc())",

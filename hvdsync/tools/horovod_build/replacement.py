@@ -25,6 +25,11 @@ class Replacement:
     count: int = 1
 
 
+def source(name: str) -> str:
+    """C++ that replacements bring, kept in files of its own."""
+    return (Path(__file__).parent / "sources" / name).read_text(encoding="utf-8")
+
+
 def patch_level(replacements: Iterable[Replacement]) -> str:
     """Eight hexadecimal digits that change when any replacement changes."""
     digest = hashlib.sha256()

@@ -6,15 +6,7 @@ as it was where hvdsync is absent.
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from hvdsync.tools.horovod_build.replacement import Replacement
-
-
-def _source(name: str) -> str:
-    """C++ that replacements bring, kept in files of its own."""
-    return (Path(__file__).parent / "sources" / name).read_text(encoding="utf-8")
-
+from hvdsync.tools.horovod_build.replacement import Replacement, source
 
 #: What makes Horovod say what it waits for, and what ranks disagree about.
 SPEAKING = (
@@ -45,7 +37,7 @@ SPEAKING = (
         "horovod/common/common.cc",
         "#include <limits.h>\n\nnamespace horovod {\nnamespace common {\n",
         "#include <limits.h>\n\n#include <algorithm>\n#include <chrono>\n#include <list>\n"
-        "#include <mutex>\n\nnamespace horovod {\nnamespace common {\n\n" + _source("pending.cc"),
+        "#include <mutex>\n\nnamespace horovod {\nnamespace common {\n\n" + source("pending.cc"),
         why="reached from Python, it lists the tensors that this rank waits for",
     ),
     Replacement(
@@ -70,7 +62,7 @@ SPEAKING = (
     Replacement(
         "horovod/common/controller.cc",
         "Response Controller::ConstructResponse(",
-        _source("mismatch.cc") + "Response Controller::ConstructResponse(",
+        source("mismatch.cc") + "Response Controller::ConstructResponse(",
         why="an error about a tensor must say which one, and what each rank gave",
     ),
     Replacement(

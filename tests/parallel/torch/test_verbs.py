@@ -86,6 +86,27 @@ def test_raw_operations_of_horovod_pass_through():
     assert total.tolist() == [sum(range(hvd.size()))] * 3
 
 
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 1003])
+def test_halves_are_summed_as_numbers_and_rounded_to_the_nearest(length):
+    # Multiples of the smallest number, which are exact, and at the end what is none or too large.
+    multiples = torch.arange(length) % 13 - 6
+    own = (2.0**-24 * (hvd.rank() + 1) * multiples).half()
+    ranks = hvd.size() * (hvd.size() + 1) / 2
+    expected = (2.0**-24 * ranks * multiples).half()
+    last = length % 3
+    own[-1] = [65504, math.inf, math.nan][last]
+    expected[-1] = [65504 if hvd.size() == 1 else math.inf, math.inf, math.nan][last]
+    found = hvd.allreduce(own, op=hvd.Sum, name=f"halves {length}")
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_sum_of_halves_between_two_halves_becomes_the_even_one():
+    if hvd.size() != 2:
+        pytest.skip("sums of more are rounded more than once")
+    own = torch.tensor([2048.0, 2050.0] * 5 if hvd.rank() == 0 else [1.0] * 10).half()
+    assert hvd.allreduce(own, op=hvd.Sum, name="ties").tolist() == [2048.0, 2052.0] * 5
+
+
 def test_learning_rate_scales_with_the_number_of_workers():
     n = hvd.size()
     assert hvd.scale_learning_rate(0.1) == pytest.approx(0.1 * n)

@@ -53,6 +53,18 @@ def test_operations_are_listed_oldest_first_and_in_full(pending):
     assert pending.read() == []
 
 
+def test_a_thread_that_waits_leaves_its_core_to_others():
+    late = hvd.rank() == hvd.size() - 1
+    hvd.barrier()
+    started, used = time.perf_counter(), time.thread_time()
+    if late:
+        time.sleep(1)
+    hvd.allreduce(torch.ones(2), name="late")
+    waited, used = time.perf_counter() - started, time.thread_time() - used
+    assert late or waited > 0.5
+    assert used < 0.2
+
+
 def test_the_members_of_a_process_set_are_known(pending):
     if hvd.size() == 2:
         pytest.skip("two ranks have no smaller set in which one may wait")

@@ -1,0 +1,147 @@
+"""Replacements that shorten waits: threads that sleep or spin, ranks that hold one another up.
+
+In: C++ in ``sources``. Out: replacements. What travels stays as it was.
+"""
+
+from __future__ import annotations
+
+from hvdsync.tools.horovod_build.replacement import Replacement, source
+
+_SLEPT = (
+    "an operation waited for the end of a cycle of 1 ms, which is many times what a small one takes"
+)
+_SPUN = "a thread that waits in a loop takes the core from those that would end its wait"
+_HELD_UP = (
+    "what says that a rank is ready to receive stood behind all that it sent on the same "
+    "connection, so that as often as not only one of two ranks was sending"
+)
+
+
+def _received_first(file: str, send: str, receive: str, count: int = 1) -> Replacement:
+    return Replacement(file, send + receive, receive + send, why=_HELD_UP, count=count)
+
+
+WAITING = (
+    Replacement(
+        "horovod/common/tensor_queue.h",
+        "#include <iostream>\n",
+        "#include <chrono>\n#include <iostream>\n",
+        why="what the replacement below needs",
+    ),
+    Replacement(
+        "horovod/common/tensor_queue.h",
+        "class TensorQueue {\npublic:\n",
+        "// Lets the background thread begin its next cycle at once.\n"
+        "void WantCycle();\n"
+        "// Sleeps for so long, or until a cycle is wanted.\n"
+        "void SleepBeforeCycle(std::chrono::steady_clock::duration longest);\n\n"
+        "class TensorQueue {\npublic:\n"
+        "  bool IsEmpty() const {\n"
+        "    std::lock_guard<std::mutex> guard(mutex_);\n"
+        "    return tensor_table_.empty();\n"
+        "  }\n",
+        why=_SLEPT,
+    ),
+    Replacement(
+        "horovod/common/tensor_queue.cc",
+        "#include <assert.h>\n\n"
+        '#include "logging.h"\n\n'
+        "namespace horovod {\nnamespace common {\n\n",
+        "#include <assert.h>\n\n#include <condition_variable>\n\n"
+        '#include "logging.h"\n\n'
+        "namespace horovod {\nnamespace common {\n\n" + source("cycle.cc"),
+        why=_SLEPT,
+    ),
+    Replacement(
+        "horovod/common/tensor_queue.cc",
+        "std::move(e));\n  message_queue_.push(std::move(message));\n",
+        "std::move(e));\n  message_queue_.push(std::move(message));\n  WantCycle();\n",
+        why=_SLEPT,
+    ),
+    Replacement(
+        "horovod/common/tensor_queue.cc",
+        "    message_queue_.push(std::move(messages[i]));\n  }\n",
+        "    message_queue_.push(std::move(messages[i]));\n  }\n  WantCycle();\n",
+        why=_SLEPT,
+    ),
+    Replacement(
+        "horovod/common/operations.cc",
+        "  if (sleep_duration > std::chrono::steady_clock::duration::zero()) {\n"
+        "    std::this_thread::sleep_for(sleep_duration);\n"
+        "  }\n",
+        "  SleepBeforeCycle(sleep_duration);\n",
+        why=_SLEPT,
+    ),
+    Replacement(
+        "horovod/common/operations.cc",
+        "    should_shutdown |= response_list.shutdown();\n",
+        "    should_shutdown |= response_list.shutdown();\n"
+        "    // What some rank has not submitted is asked for again at once: over Gloo the\n"
+        "    // question itself sleeps until all ranks answer, over MPI it would spin.\n"
+        "    if (state.control_operation == LibType::GLOO &&\n"
+        "        !process_set.tensor_queue.IsEmpty()) {\n"
+        "      WantCycle();\n"
+        "    }\n",
+        why="a rank that sleeps while the last one submits the operation holds all of them up",
+    ),
+    Replacement(
+        "horovod/torch/handle_manager.h",
+        "#include <atomic>\n",
+        "#include <atomic>\n#include <condition_variable>\n",
+        why="what the replacement below needs",
+    ),
+    Replacement(
+        "horovod/torch/handle_manager.h",
+        "  bool PollHandle(int handle);\n",
+        "  bool PollHandle(int handle);\n  void WaitForHandle(int handle);\n",
+        why=_SPUN,
+    ),
+    Replacement(
+        "horovod/torch/handle_manager.h",
+        "  std::mutex mutex_;\n",
+        "  std::mutex mutex_;\n  std::condition_variable done_;\n",
+        why=_SPUN,
+    ),
+    Replacement(
+        "horovod/torch/handle_manager.cc",
+        "  results_[handle] = std::make_shared<Status>(status);\n",
+        "  results_[handle] = std::make_shared<Status>(status);\n  done_.notify_all();\n",
+        why=_SPUN,
+    ),
+    Replacement(
+        "horovod/torch/handle_manager.cc",
+        "  results_.clear();\n",
+        "  results_.clear();\n  done_.notify_all();\n",
+        why="who waits for a handle that is no more must be told so",
+    ),
+    Replacement(
+        "horovod/torch/handle_manager.cc",
+        "std::shared_ptr<Status> HandleManager::ReleaseHandle(",
+        source("handle.cc") + "std::shared_ptr<Status> HandleManager::ReleaseHandle(",
+        why=_SPUN,
+    ),
+    Replacement(
+        "horovod/torch/mpi_ops_v2.cc",
+        "      py::gil_scoped_release release_python_gil;\n      std::this_thread::yield();\n",
+        "      py::gil_scoped_release release_python_gil;\n"
+        "      handle_manager.WaitForHandle(handle);\n",
+        why=_SPUN,
+    ),
+    _received_first(
+        "third_party/gloo/gloo/alltoallv.cc",
+        "    in->send(\n"
+        "        sendRank, slot, inOffsetPerRank[sendRank], inLengthPerRank[sendRank]);\n",
+        "    out->recv(\n"
+        "        recvRank, slot, outOffsetPerRank[recvRank], outLengthPerRank[recvRank]);\n",
+    ),
+    _received_first(
+        "third_party/gloo/gloo/allgatherv.cc",
+        "    out->send(sendRank, slot, byteOffsets[sendIndex], byteCounts[sendIndex]);\n",
+        "    out->recv(recvRank, slot, byteOffsets[recvIndex], byteCounts[recvIndex]);\n",
+    ),
+    _received_first(
+        "third_party/gloo/gloo/allgatherv.cc",
+        "      out->send(sendRank, slot, byteOffsets[sendIndex], byteCounts[sendIndex]);\n",
+        "      out->recv(recvRank, slot, byteOffsets[recvIndex], byteCounts[recvIndex]);\n",
+    ),
+)
