@@ -90,7 +90,7 @@ class OnLink:
         columns = ("", "ms", "sent, MB", "x compute only", "x synchronous")
         said = (
             f"A bare all-reduce sends {self.carried / 1e6:,.0f} Mbit/s from each rank, an empty "
-            f"one takes {1000 * self.latency_seconds:.1f} ms."
+            f"one after a step's computing takes {1000 * self.latency_seconds:.1f} ms."
         )
         return Table(f"Training step, {rates.name(self.rate)}", columns, rows, [said])
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import psutil
@@ -109,19 +110,30 @@ def contenders(settings: Settings) -> dict[str, Contender]:
     return found
 
 
-def probe_link(rate: float | None) -> tuple[float, float]:
-    """Bits per second that each rank sends in a bare all-reduce, and the seconds of an empty one.
+def probe_rate(rate: float | None) -> float:
+    """Bits per second that each rank sends in a bare all-reduce, at best.
 
-    The first is the bus bandwidth as nccl-tests defines it, and the best of some; the second is a
-    median.
+    The bus bandwidth as nccl-tests defines it.
     """
     length = int((rate or 1e12) / 8 * _PROBE_SECONDS)
     message = torch.ones(min(max(length, _LEAST_PROBE_BYTES), _MOST_PROBE_BYTES) // 4)
     times = [_timed(lambda: hvd.allreduce(message, name="probe")) for _ in range(_PROBES)]
     share = 2 * (hvd.size() - 1) / hvd.size()
+    return 8 * 4 * message.numel() * share / min(times[1:])
+
+
+def probe_latency(compute: Callable[[], None]) -> float:
+    """Seconds of an empty all-reduce that follows a step's computing, a mean over times and ranks.
+
+    That is what one takes in training: threads have cores to win back, and one rank waits for the
+    other.
+    """
     small = torch.ones(1)
-    waits = [_timed(lambda: hvd.allreduce(small, name="wait")) for _ in range(_SMALL_PROBES)]
-    return 8 * 4 * message.numel() * share / min(times[1:]), sorted(waits)[_SMALL_PROBES // 2]
+    waits = []
+    for _ in range(_SMALL_PROBES):
+        compute()
+        waits.append(_timed(lambda: hvd.allreduce(small, name="wait")))
+    return float(hvd.allreduce(torch.tensor(fmean(waits[1:])), name="mean"))
 
 
 def _timed(function: Callable[[], object]) -> float:
@@ -137,8 +149,9 @@ def measure(settings: Settings, rate: float | None) -> OnLink:
     """
     step_torch.start()
     torch.set_num_threads(1)
-    carried, latency = hvd.broadcast_object(probe_link(rate))
+    carried = hvd.broadcast_object(probe_rate(rate))
     raced = contenders(settings) if is_as_asked(rate, carried) else {}
+    latency = probe_latency(raced[COMPUTE_ONLY].step) if raced else 0.0
     times: dict[str, list[float]] = {name: [] for name in raced}
     sent: dict[str, float] = {}
     for turn in range(settings.rounds + _WARM_UP_TURNS):

@@ -21,7 +21,8 @@ from hvdsync.tools.plan.predict import CHOICES, Choice, Machine, predict
 
 #: Beyond this a prediction is called out.
 ALLOWED = 0.15
-_WORKERS = 2
+#: Those of ``bench link``, which share this machine.
+WORKERS = 2
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Kept:
 
     def covers(self, model: str, rate: float | None, workers: int) -> bool:
         """Whether a prediction lies within what was measured: model, workers, and rates between."""
-        if model != self.model or workers > _WORKERS:
+        if model != self.model or workers > WORKERS:
             return False
         measured = [link.rate for link in self.links]
         shaped = [one for one in measured if one is not None]
@@ -106,7 +107,7 @@ def compare(
     times = link.seconds_per_step
     then = machine.slower(median(times[COMPUTE_ONLY]) / machine.compute)
     # Ranks took their turns together then, so that what they computed alone was crowded, too.
-    then = Machine(then.compute, then.costs, then.copied, then.added, max(then.cores, _WORKERS))
+    then = Machine(then.compute, then.costs, then.copied, then.added, max(then.cores, WORKERS))
     own = Network(
         **{
             **vars(network),
@@ -119,7 +120,7 @@ def compare(
         Compared(
             choice,
             paired(times[choice.name], [1.0] * len(times[choice.name])),
-            predict(choice, then, buckets, own, _WORKERS).seconds,
+            predict(choice, then, buckets, own, WORKERS).seconds,
         )
         for choice in CHOICES
         if choice.name in times

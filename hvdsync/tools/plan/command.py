@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import rich_click as click
@@ -83,13 +82,10 @@ def command(
     )
     kept = None if checked is None else check.Kept.read(checked)
     names = sorted({choice.compression for choice in predict.CHOICES})
-    machine = costs.measure(model, names)
-    own = machine
-    if compute_ms is not None:
-        own = replace(machine, compute=compute_ms / 1000)
+    machine = costs.measure(model, names, compute_ms and compute_ms / 1000, workers_per_host)
     of_kept, kept_shapes = None, []
     if kept is not None:
-        of_kept = machine if kept.model == model else costs.measure(kept.model, names)
+        of_kept = costs.measure(kept.model, names, together=check.WORKERS)
         kept_shapes = costs.shapes_of(kept.model)
-    plan = planned.make(settings, own, costs.shapes_of(model), kept, of_kept, kept_shapes)
+    plan = planned.make(settings, machine, costs.shapes_of(model), kept, of_kept, kept_shapes)
     report(plan.report(), out)

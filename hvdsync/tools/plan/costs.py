@@ -1,22 +1,23 @@
 """A model's name in; what a step of it and its compressions cost one core of this machine out.
 
-Compressors run here as in training, on the model's own gradients, but without a network: what
-would have come from other workers is what was sent, once for each.
+Buckets are filled, compressed and taken back here as in training, after backward of each step, but
+without a network: what would have come from other workers is what was sent, once for each.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import astuple
+from multiprocessing.synchronize import Barrier
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
 from hvdsync.tools.bench import environment
-from hvdsync.tools.plan.payload import Bucket, buckets_of
 from hvdsync.tools.plan.predict import Cost, Machine
-
-if TYPE_CHECKING:
-    from hvdsync.sync.compression.torch_arrays import TorchArrays
 
 _WARM_UP_STEPS = 3
 _REPEATS = 5
@@ -25,6 +26,7 @@ _MOST_STEPS = 50
 # What a worker's part costs is the difference between these.
 _FEW, _MANY = 2, 6
 _BLOCK_ELEMENTS = 2**20
+_PATIENCE_SECONDS = 120
 
 
 def shapes_of(model: str) -> list[tuple[int, ...]]:
@@ -34,41 +36,103 @@ def shapes_of(model: str) -> list[tuple[int, ...]]:
     return [tuple(parameter.shape) for parameter in torch_models.make(model).parameters()]
 
 
-def measure(model: str, compressions: Sequence[str], compute: float | None = None) -> Machine:
-    """All costs, on one thread; ``compute`` are seconds of a step where they are known."""
+def measure(
+    model: str,
+    compressions: Sequence[str],
+    compute: float | None = None,
+    together: int = 1,
+) -> Machine:
+    """All costs, each worker on one thread; ``compute`` are seconds of a step where they are known.
+
+    ``together`` workers measure at the same time, as that many on one host would compute: cores
+    share caches and memory, and what looks like two of them may be one.
+    """
+    wanted = model, tuple(compressions), compute
+    if together == 1:
+        return _measure(*wanted)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(
+        together, context, initializer=_meet_at, initargs=(context.Barrier(together),)
+    ) as workers:
+        started = [workers.submit(_measure, *wanted) for _ in range(together)]
+        return _typical([one.result() for one in started])
+
+
+def _typical(machines: Sequence[Machine]) -> Machine:
+    """Of each cost the median."""
+    costs = {
+        name: Cost(*map(median, zip(*(astuple(one.costs[name]) for one in machines), strict=True)))
+        for name in machines[0].costs
+    }
+    compute, copied, added = (
+        median(getattr(one, name) for one in machines) for name in ("compute", "copied", "added")
+    )
+    return Machine(compute, costs, copied, added, machines[0].cores)
+
+
+_meeting: Barrier | None = None
+
+
+def _meet_at(barrier: Barrier) -> None:
+    global _meeting
+    _meeting = barrier
+
+
+def _meet() -> None:
+    """Wait for the others that measure, if there are any, so that all measure the same thing."""
+    if _meeting is not None:
+        _meeting.wait(_PATIENCE_SECONDS)
+
+
+def _measure(model: str, compressions: Sequence[str], compute: float | None) -> Machine:
     import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
+        training = _Training(model)
+        _meet()
         if compute is None:
-            compute = _compute(model)
+            compute = training.seconds()
+        _meet()
         copied, added = _memory()
-        buckets = buckets_of(shapes_of(model))
-        costs = {name: _cost(name, buckets) for name in compressions}
+        costs = {}
+        for name in compressions:
+            _meet()
+            costs[name] = _cost(name, training)
     finally:
         torch.set_num_threads(threads)
     return Machine(compute, costs, copied, added, environment.cores())
 
 
-def _compute(model: str) -> float:
-    """Median seconds of a training step that talks to nobody."""
-    import torch
+class _Training:
+    """Steps of a model that talk to nobody."""
 
-    from hvdsync.tools.bench import torch_models
+    def __init__(self, model: str) -> None:
+        import torch
 
-    net, batch = torch_models.make(model), torch_models.batch_for(model, seed=0)
-    optimizer = torch.optim.SGD(net.parameters(), 1e-3)
-    times: list[float] = []
-    while len(times) < _WARM_UP_STEPS + 2 or (
-        sum(times) < _STEP_SECONDS and len(times) < _MOST_STEPS
-    ):
-        started = time.perf_counter()
-        optimizer.zero_grad()
-        torch_models.loss_of(net, batch).backward()
-        optimizer.step()
-        times.append(time.perf_counter() - started)
-    return median(times[_WARM_UP_STEPS:])
+        from hvdsync.tools.bench import torch_models
+
+        self._net, self._batch = torch_models.make(model), torch_models.batch_for(model, seed=0)
+        self._optimizer = torch.optim.SGD(self._net.parameters(), 1e-3)
+        self._loss_of = torch_models.loss_of
+        #: In the order in which backward brings their gradients.
+        self.parameters = list(reversed(list(self._net.parameters())))
+
+    def step(self) -> None:
+        """Take one; the gradients stay."""
+        self._optimizer.zero_grad()
+        self._loss_of(self._net, self._batch).backward()
+        self._optimizer.step()
+
+    def seconds(self) -> float:
+        """Median of a step."""
+        times: list[float] = []
+        while len(times) < _WARM_UP_STEPS + 2 or (
+            sum(times) < _STEP_SECONDS and len(times) < _MOST_STEPS
+        ):
+            times.append(_seconds_of(self.step))
+        return median(times[_WARM_UP_STEPS:])
 
 
 def _memory() -> tuple[float, float]:
@@ -81,67 +145,79 @@ def _memory() -> tuple[float, float]:
 
 
 def _timed(function: Callable[[], object]) -> float:
-    times = []
-    for _ in range(_REPEATS + 1):
-        started = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - started)
-    return median(times[1:])
+    return median([_seconds_of(function) for _ in range(_REPEATS + 1)][1:])
 
 
-def _cost(name: str, buckets: Sequence[Bucket]) -> Cost:
+def _seconds_of(function: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
+
+
+def _cost(name: str, training: _Training) -> Cost:
     """Per byte of gradients, over the buckets of a model."""
-    import torch
-
-    from hvdsync.sync.compression import NoneCompressor, torch_compression
-    from hvdsync.sync.compression.torch_arrays import TorchArrays
-
-    compressor = torch_compression(torch).named(name)
-    nbytes = sum(bucket.nbytes for bucket in buckets)
-    if compressor is NoneCompressor:
-        return Cost(0.0, 0.0)
-    xp = TorchArrays(torch)
-    before = after_few = after_many = 0.0
-    for bucket in buckets:
-        few = _exchange(xp, compressor, bucket, _FEW)
-        many = _exchange(xp, compressor, bucket, _MANY)
-        before += (few[0] + many[0]) / 2
-        after_few += few[1]
-        after_many += many[1]
+    before, after_few, nbytes = _exchange(name, training, _FEW)
+    _, after_many, _ = _exchange(name, training, _MANY)
     per_worker = max(after_many - after_few, 0.0) / (_MANY - _FEW)
     after = max(after_few - _FEW * per_worker, 0.0)
     return Cost(before / nbytes, after / nbytes, per_worker / nbytes)
 
 
-def _exchange(
-    xp: TorchArrays, compressor: Any, bucket: Bucket, workers: int
-) -> tuple[float, float]:
-    """Seconds until the first collective of a bucket, and all that follows."""
+class _Alike:
+    """Horovod's operations among workers that all have what this one has; nothing travels.
+
+    What others would have written into memory is written in ``synchronize``, whose time is not
+    this worker's.
+    """
+
+    Sum, Average = "sum", "average"
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self.global_process_set = SimpleNamespace(size=lambda: workers)
+
+    def allreduce_async_(self, tensor: Any, name: str, op: str, **more: Any) -> Callable[[], Any]:
+        return lambda: tensor.mul_(self._workers) if op == self.Sum else tensor
+
+    def allgather_async(self, tensor: Any, **more: Any) -> Callable[[], Any]:
+        return lambda: tensor.repeat(self._workers)
+
+    def alltoall_async(self, tensor: Any, **more: Any) -> Callable[[], Any]:
+        return lambda: (tensor[:1].repeat(self._workers, 1), None)
+
+    def synchronize(self, handle: Callable[[], Any]) -> Any:
+        return handle()
+
+
+def _exchange(name: str, training: _Training, workers: int) -> tuple[float, float, int]:
+    """Seconds of a step until all buckets have left, and after they have come; their bytes."""
     import torch
 
-    generator = torch.Generator().manual_seed(0)
-    flat = torch.randn(bucket.elements, generator=generator)
-    states = [
-        {key: xp.variable(array, flat) for key, array in initial.items()}
-        for initial in (compressor.initial_state(part, "float32") for part in bucket.parts)
-    ]
-    firsts, rests = [], []
-    for _ in range(_REPEATS + 1):
-        spent = 0.0
-        started = time.perf_counter()
-        exchange = compressor.exchange(xp, flat, bucket.parts, states, workers)
-        wanted = next(exchange)
-        firsts.append(time.perf_counter() - started)
-        while True:
-            answer = wanted.tensor
-            if wanted.kind == "gather":
-                answer = answer.reshape(1, -1).repeat(workers, 1)
+    from hvdsync.sync.compression import torch_compression
+    from hvdsync.sync.torch_reducer import make_flat_buckets
+    from hvdsync.sync.torch_wire import Wire
+
+    hvd = _Alike(workers)
+    compressor = torch_compression(torch).named(name)
+    wire = Wire(torch, hvd, "plan", compression=compressor, op=hvd.Average)
+    parameters = training.parameters
+    buckets = make_flat_buckets(torch, parameters, [str(i) for i in range(len(parameters))])
+    befores, afters = [], []
+    with torch.no_grad():
+        for _ in range(_REPEATS + 1):
+            with torch.enable_grad():
+                # Caches hold then what they hold in training.
+                training.step()
             started = time.perf_counter()
-            try:
-                wanted = exchange.send(answer)
-            except StopIteration:
-                spent += time.perf_counter() - started
-                break
-            spent += time.perf_counter() - started
-        rests.append(spent)
-    return median(firsts[1:]), median(rests[1:])
+            for bucket in buckets:
+                bucket.fill(torch, [parameters[i].grad for i in bucket.members])
+                bucket.send(wire)
+            befores.append(time.perf_counter() - started)
+            started, waited = time.perf_counter(), wire.waited_seconds
+            wire.finish([bucket.flight for bucket in buckets if bucket.flight])
+            for bucket in buckets:
+                bucket.receive(wire)
+            wire.step_is_done()
+            afters.append(time.perf_counter() - started - (wire.waited_seconds - waited))
+    nbytes = sum(bucket.outgoing.flat.nbytes for bucket in buckets)
+    return median(befores[1:]), median(afters[1:]), nbytes

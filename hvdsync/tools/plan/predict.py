@@ -13,9 +13,6 @@ from hvdsync.tools.plan.timeline import Journey, Transfer, step_seconds
 _NOT_WORTH = 0.03
 # Reading the anchor, the momentum and the mean, and writing two of them.
 _OUTER_PASSES = 5
-# Gloo adds halves one by one, in software: 18 ns an element, where adding float32 from memory takes
-# 0.08 ns a byte.
-_GLOO_HALF = 110
 _SLOWEST, _FASTEST = 1e3, 1e13
 
 
@@ -48,10 +45,10 @@ CHOICES = (
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds that a worker computes per byte of gradients for a compression.
+    """Seconds that a worker's core spends per byte of gradients on a compression, or on none.
 
-    ``before`` they travel, ``after`` they have come, and then for each worker's part
-    (``after_per_worker``).
+    ``before`` they travel, filling buckets among it; ``after`` they have come, and then for each
+    worker's part (``after_per_worker``).
     """
 
     before: float
@@ -143,19 +140,11 @@ def _journey(
         spent = in_memory(workers, bucket.nbytes, machine.added)
         return Journey(ready, 0.0, [Transfer(0.0, 0.0)], spent)
     legs = bucket.legs(choice.compression, workers)
-    added = 0.0
-    if choice.compression == "fp16" and not network.is_mpi:
-        added = _GLOO_HALF * machine.added * (workers - 1) / workers
     delay = network.delay(workers)
-    transfers = [
-        Transfer(delay, network.collective(leg.kind, workers, leg.nbytes) + added * leg.nbytes)
-        for leg in legs
-    ]
+    transfers = [Transfer(delay, network.collective(leg.kind, workers, leg.nbytes)) for leg in legs]
     cost = machine.costs[choice.compression]
-    # Horovod copies what travels into its buffer, and out of it.
-    moved = machine.copied * sum(leg.nbytes for leg in legs)
     after = (cost.after + workers * cost.after_per_worker) * bucket.nbytes
-    return Journey(ready, cost.before * bucket.nbytes + moved, transfers, after + moved)
+    return Journey(ready, cost.before * bucket.nbytes, transfers, after)
 
 
 def best(predictions: Mapping[Choice, Prediction]) -> Choice:
