@@ -1,6 +1,6 @@
 """Functions of ``__main__`` that ``hvdsync.run`` starts, as a notebook or a script has them.
 
-run_functions.py NAME ON [OPTION=VALUE ...]: prints what came back, one rank a line.
+run_functions.py NAME [OPTION=VALUE ...]: prints what came back, one rank a line.
 """
 
 from __future__ import annotations
@@ -68,43 +68,13 @@ def wait(offset):
         time.sleep(0.05)
 
 
-def grow(offset):
-    """Elastic: rank 1 dies once, in the fourth step."""
-    import torch
-
-    import hvdsync.torch as hvd
-
-    hvd.init()
-    state = hvd.elastic.TorchState(model=torch.nn.Linear(1, 1), step=0)
-
-    @hvd.elastic.run
-    def train(state):
-        while state.step < 6:
-            hvd.allreduce(torch.ones(1), name="one")
-            died = FOLDER / "died"
-            if state.step == 3 and hvd.rank() == 1 and not died.exists():
-                died.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            state.step += 1
-            state.commit()
-        return hvd.size(), state.step
-
-    return train(state)
-
-
 if __name__ == "__main__":
-    name, on, *given = sys.argv[1:]
+    name, *given = sys.argv[1:]
     options = dict(option.split("=") for option in given)
     options = {k: int(v) if v.isdigit() else v for k, v in options.items()}
-    if on == "spark":
-        from pyspark.sql import SparkSession
-
-        # More than one try for a task, as a cluster has it and an elastic job needs it.
-        builder = SparkSession.builder.master("local[2,4]").config("spark.ui.enabled", "false")
-        builder.getOrCreate().sparkContext.setLogLevel("ERROR")
     try:
         came = hvdsync.run(
-            globals()[name], (10,), on=on, env={"HVDSYNC_TEST_WORD": "two words"}, **options
+            globals()[name], (10,), env={"HVDSYNC_TEST_WORD": "two words"}, **options
         )
     except RunFailed as error:
         print(f"failed: rank {error.rank}, cause {error.__cause__!r}\n{error}")

@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 
 
 def start(name, *options):
-    return (sys.executable, FUNCTIONS, name, "local", *options)
+    return (sys.executable, FUNCTIONS, name, *options)
 
 
 def test_results_come_back_in_order_and_output_as_it_was_written(tmp_path):
