@@ -17,8 +17,8 @@ _HELD_UP = (
 )
 
 
-def _received_first(file: str, send: str, receive: str, count: int = 1) -> Replacement:
-    return Replacement(file, send + receive, receive + send, why=_HELD_UP, count=count)
+def _received_first(file: str, send: str, receive: str) -> Replacement:
+    return Replacement(file, send + receive, receive + send, why=_HELD_UP)
 
 
 WAITING = (

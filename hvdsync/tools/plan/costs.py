@@ -44,10 +44,11 @@ def measure(
 ) -> Machine:
     """All costs, each worker on one thread; ``compute`` are seconds of a step where they are known.
 
-    ``together`` workers measure at the same time, as that many on one host would compute: cores
-    share caches and memory, and what looks like two of them may be one.
+    ``together`` workers measure at the same time, as that many on one host would compute, or one
+    for each core here: they share caches and memory, and what looks like two of them may be one.
     """
     wanted = model, tuple(compressions), compute
+    together = min(together, environment.cores())
     if together == 1:
         return _measure(*wanted)
     context = multiprocessing.get_context("spawn")
