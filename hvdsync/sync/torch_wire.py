@@ -173,6 +173,12 @@ class Wire:
             flight.handle = self._start(following, f"{flight.name}.{flight.collectives}")
             flight.collectives += 1
 
+    def go_on(self, flights: Sequence[Flight]) -> None:
+        """Start what follows for those whose collective is over; waits for nothing."""
+        for flight in flights:
+            if flight.exchange and not flight.is_over and self.hvd.poll(flight.handle):
+                self.advance(flight)
+
     def finish(self, flights: Sequence[Flight]) -> None:
         """Bring flights to their ends side by side: each waits while the others are under way."""
         while under_way := [flight for flight in flights if not flight.is_over]:

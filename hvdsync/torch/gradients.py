@@ -186,7 +186,14 @@ class GradientReducer(PassReducer):
                 bucket.outgoing.flat.div_(self._passes_done)
             if self.verdict is not None:
                 bucket.show(self.verdict, bucket.tensors, self.wire)
+            earlier = [other.flight for other in self._buckets if other.flight]
             bucket.send(self.wire)
+            # A second collective may hide behind the rest of backward, too.
+            try:
+                self.wire.go_on(earlier)
+            except HorovodInternalError:
+                self._abandon()
+                raise
 
     def _land(self, bucket: FlatBucket) -> None:
         assert self.wire is not None

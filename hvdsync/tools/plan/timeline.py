@@ -35,20 +35,34 @@ def step_seconds(compute: float, journeys: Sequence[Journey]) -> float:
     """Seconds of a step that computes for ``compute`` seconds.
 
     Buckets leave while backward still runs, one after the other. A bucket's second collective is
-    started when its first is waited for, after backward. Where all buckets are small and cost
-    nothing but their transfer, this comes to C / 3 + max(2 C / 3, M).
+    started when a later bucket leaves and finds the first one over, or else when that is waited
+    for, after backward. Where all buckets are small and cost nothing but their transfer, this comes
+    to C / 3 + max(2 C / 3, M).
     """
     clock, free = FORWARD * compute, 0.0
     arrivals: list[float] = []
-    for journey in journeys:
+    started: list[int] = []
+
+    def start_next(i: int) -> None:
+        nonlocal free
+        arrivals[i] = free = _travel(clock, free, journeys[i].transfers[started[i]])
+        started[i] += 1
+
+    def has_next(i: int) -> bool:
+        return started[i] < len(journeys[i].transfers)
+
+    for i, journey in enumerate(journeys):
         clock += (1 - FORWARD) * compute * journey.ready + journey.before
-        free = _travel(clock, free, journey.transfers[0])
-        arrivals.append(free)
-    for turn in range(1, max((len(journey.transfers) for journey in journeys), default=0)):
-        for i, journey in enumerate(journeys):
-            if turn < len(journey.transfers):
-                clock = max(clock, arrivals[i])
-                arrivals[i] = free = _travel(clock, free, journey.transfers[turn])
+        arrivals.append(0.0)
+        started.append(0)
+        start_next(i)
+        for earlier in range(i):
+            if has_next(earlier) and arrivals[earlier] <= clock:
+                start_next(earlier)
+    while under_way := [i for i in range(len(journeys)) if has_next(i)]:
+        for i in under_way:
+            clock = max(clock, arrivals[i])
+            start_next(i)
     for journey, arrival in zip(journeys, arrivals, strict=True):
         clock = max(clock, arrival) + journey.after
     return clock

@@ -1,6 +1,7 @@
 """Compressed gradients between real ranks: what travels, what arrives, what is remembered."""
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -77,6 +78,26 @@ def test_ranks_stay_equal_and_the_loss_falls(name):
         train(model, optimizer, 4)
     assert_equal_on_all_ranks(model.parameters())
     assert loss() < 0.9 * before
+
+
+@pytest.mark.usefixtures("several_ranks")
+def test_a_second_collective_starts_once_the_first_is_over_and_nothing_waits_for_that():
+    model, optimizer = distributed("bf16")
+    train(model, optimizer, 1)
+    wire = optimizer._reducer.wire
+    flat = torch.full((6,), hvd.rank() + 1.0)
+    flight = wire.send(flat, "early") if hvd.rank() == 0 else None
+    if flight:
+        wire.go_on([flight])
+        assert flight.kind == "alltoall"
+    hvd.barrier()  # the others come when rank 0 has looked
+    flight = flight or wire.send(flat, "early")
+    while not hvd.poll(flight.handle):
+        time.sleep(0.01)
+    wire.go_on([flight])
+    assert flight.kind == "gather" and not flight.is_over
+    wire.receive(flat, flight)
+    assert flat.tolist() == [(hvd.size() + 1) / 2] * 6
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp16"])

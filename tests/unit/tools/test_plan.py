@@ -154,6 +154,12 @@ def test_second_collectives_begin_when_the_first_have_come():
     assert step_seconds(0.0, two) == pytest.approx(4)
 
 
+def test_second_collectives_hide_behind_backward_when_later_buckets_leave():
+    # They leave at 3, 4, 5 and 6; with each of the last three the second of the one before.
+    journeys = [Journey(0.25, 0, [Transfer(0, 0.5), Transfer(0, 0.5)], 0)] * 4
+    assert step_seconds(6.0, journeys) == pytest.approx(7.5)
+
+
 def test_synchronous_computes_and_sends():
     told = predict(PLAIN, MACHINE, [BUCKET], BARE, 2)
     assert told.seconds == pytest.approx(1 + 4) and told.efficiency == pytest.approx(0.2)
