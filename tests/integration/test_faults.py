@@ -71,9 +71,9 @@ QUICK = [
     ("torch", "is killed", "gloo", 2),
     ("torch", "nan", "mpi", 2),
     ("tensorflow", "raises", "gloo", 2),
-    ("keras-torch", "reduces alone", "gloo", 2),
 ]
 SLOW = [
+    ("keras-torch", "reduces alone", "gloo", 2),
     ("keras-tensorflow", "bit of a momentum", "gloo", 2),
     ("keras-tensorflow", "skips", "gloo", 2),
     *(("torch", fault, "gloo", 2) for fault in FAULTS),
@@ -129,6 +129,7 @@ def all_ranks(process, ranks):
     return found if len(found) == ranks else None
 
 
+@pytest.mark.slow
 def test_without_a_fault_the_same_run_ends_well(tmp_path):
     for framework in ("torch", "tensorflow", "keras"):
         saved = tmp_path / framework

@@ -175,6 +175,7 @@ def test_a_rank_that_ends_early_is_the_reason_on_the_others(reason, code, world,
     assert expected in said[0]
 
 
+@pytest.mark.slow
 def test_the_error_can_be_caught_and_has_the_report(world, tmp_path):
     framework, _, size = world
     if framework != "torch":

@@ -10,6 +10,9 @@ from tests.parallel import golden_updates as golden
 from tests.parallel.cases import matrix_but
 from tests.parallel.keras.helpers import assert_equal_on_all_ranks
 
+# The mathematics are those of PyTorch, which make test runs.
+pytestmark = pytest.mark.slow
+
 
 def linear(rule, norm=False, **options):
     layers = [keras.Input((3,)), keras.layers.Dense(2)]
