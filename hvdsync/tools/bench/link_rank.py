@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import psutil
@@ -24,6 +24,7 @@ from hvdsync.comm.launch import detect
 from hvdsync.tools.bench import step_torch, torch_models
 from hvdsync.tools.bench.link import (
     COMPUTE_ONLY,
+    MESSAGE_BYTES,
     SYNCHRONOUS,
     OnLink,
     Settings,
@@ -122,6 +123,13 @@ def probe_rate(rate: float | None) -> float:
     return 8 * 4 * message.numel() * share / min(times[1:])
 
 
+def probe_message() -> float:
+    """Seconds of an all-reduce of ``MESSAGE_BYTES``, as long as a small bucket; a median."""
+    message = torch.ones(MESSAGE_BYTES // 4)
+    times = [_timed(lambda: hvd.allreduce(message, name="message")) for _ in range(_PROBES)]
+    return median(times[1:])
+
+
 def probe_latency(compute: Callable[[], None]) -> float:
     """Seconds of an empty all-reduce that follows a step's computing, a mean over times and ranks.
 
@@ -151,6 +159,7 @@ def measure(settings: Settings, rate: float | None) -> OnLink:
     torch.set_num_threads(1)
     carried = hvd.broadcast_object(probe_rate(rate))
     raced = contenders(settings) if is_as_asked(rate, carried) else {}
+    message = hvd.broadcast_object(probe_message())
     latency = probe_latency(raced[COMPUTE_ONLY].step) if raced else 0.0
     times: dict[str, list[float]] = {name: [] for name in raced}
     sent: dict[str, float] = {}
@@ -174,7 +183,7 @@ def measure(settings: Settings, rate: float | None) -> OnLink:
     }
     parameters = sum(p.numel() for p in torch_models.make(settings.model).parameters())
     step_torch.stop()
-    return OnLink(rate, carried, latency, parameters, slowest, sent)
+    return OnLink(rate, carried, latency, message, parameters, slowest, sent)
 
 
 def _bytes_sent() -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from hvdsync.errors import HvdsyncError
 from hvdsync.tools.bench import rates
-from hvdsync.tools.bench.link import COMPUTE_ONLY, OnLink
+from hvdsync.tools.bench.link import COMPUTE_ONLY, MESSAGE_BYTES, OnLink
 from hvdsync.tools.bench.models import MODELS
 from hvdsync.tools.bench.ratios import Ratio, paired
 from hvdsync.tools.bench.report import Table
@@ -108,14 +108,18 @@ def compare(
     then = machine.slower(median(times[COMPUTE_ONLY]) / machine.compute)
     # Ranks took their turns together then, so that what they computed alone was crowded, too.
     then = Machine(then.compute, then.costs, then.copied, then.added, max(then.cores, WORKERS))
-    own = Network(
-        **{
-            **vars(network),
-            "carried": None if link.rate is None else link.carried,
-            "workers_per_host": 1,
-            **({"local_carried": link.carried} if link.rate is None else {}),
-        }
-    ).after_empty(link.latency_seconds)
+    own = (
+        Network(
+            **{
+                **vars(network),
+                "carried": None if link.rate is None else link.carried,
+                "workers_per_host": 1,
+                **({"local_carried": link.carried} if link.rate is None else {}),
+            }
+        )
+        .after_empty(link.latency_seconds)
+        .after_message(MESSAGE_BYTES, link.message_seconds)
+    )
     return [
         Compared(
             choice,

@@ -16,8 +16,9 @@ class Network:
     ``carried`` is what a host sends to another, in bits of payload per second each way; None where
     all workers are on one host. ``hop_seconds`` is what a message takes to another worker,
     ``call_seconds`` what Horovod takes for a collective besides messages and bytes.
-    ``local_carried`` is ``carried`` between processes of one host. ``is_mpi``: small all-reduces
-    may go along a tree, while Gloo sends everything around a ring.
+    ``local_carried`` is ``carried`` between processes of one host. ``drain_seconds`` is what a link
+    has in its queues when a turn of a collective has been sent, and the next turn waits for.
+    ``is_mpi``: small all-reduces may go along a tree, while Gloo sends everything around a ring.
     """
 
     carried: float | None
@@ -26,6 +27,7 @@ class Network:
     local_carried: float
     workers_per_host: int = 1
     is_mpi: bool = False
+    drain_seconds: float = 0.0
 
     @classmethod
     def of_link(cls, rate: float | None, **more: object) -> Network:
@@ -45,6 +47,12 @@ class Network:
             return 8 / self.local_carried
         return 8 / self.carried
 
+    def _turns(self, turns: int, workers: int, nbytes: float) -> float:
+        """So many turns, each of which sends so many bytes."""
+        sending = nbytes * self._seconds_per_byte(workers)
+        drain = 0.0 if self.is_one_host(workers) else min(self.drain_seconds, sending)
+        return turns * (self.hop_seconds + drain + sending)
+
     def ring(self, workers: int, nbytes: float) -> float:
         """An all-reduce in which every worker sends 2 (N - 1) / N of the bytes, in 2 (N - 1) turns.
 
@@ -52,14 +60,11 @@ class Network:
         sends. Patarasuk and Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of
         Workstations", 2009.
         """
-        share = 2 * (workers - 1) / workers
-        turns = 2 * (workers - 1)
-        return turns * self.hop_seconds + share * nbytes * self._seconds_per_byte(workers)
+        return self._turns(2 * (workers - 1), workers, nbytes / workers)
 
     def tree(self, workers: int, nbytes: float) -> float:
         """An all-reduce up a binomial tree and down again: few turns, all bytes in each."""
-        turns = 2 * math.ceil(math.log2(workers))
-        return turns * (self.hop_seconds + nbytes * self._seconds_per_byte(workers))
+        return self._turns(2 * math.ceil(math.log2(workers)), workers, nbytes)
 
     def by_hosts(self, workers: int, nbytes: float, added_seconds_per_byte: float) -> float:
         """An all-reduce in memory within each host, around a ring of hosts, and back to memory."""
@@ -78,8 +83,7 @@ class Network:
 
     def all_gather(self, workers: int, nbytes: float) -> float:
         """Around a ring: what each worker has, ``nbytes``, passes all the others."""
-        turns = workers - 1
-        return turns * (self.hop_seconds + nbytes * self._seconds_per_byte(workers))
+        return self._turns(workers - 1, workers, nbytes)
 
     def all_to_all(self, workers: int, nbytes: float) -> float:
         """Each worker sends every other one its share of ``nbytes``.
@@ -89,7 +93,7 @@ class Network:
         inside = 1 if self.is_one_host(workers) else self.workers_per_host
         leaving = inside * (workers - inside) / workers
         turns = workers - 1
-        return turns * self.hop_seconds + leaving * nbytes * self._seconds_per_byte(workers)
+        return self._turns(turns, workers, leaving * nbytes / turns)
 
     def collective(self, kind: str, workers: int, nbytes: float) -> float:
         """Of a kind of :class:`hvdsync.sync.compression.exchange.Collective`."""
@@ -99,6 +103,12 @@ class Network:
     def delay(self, workers: int) -> float:
         """Seconds from a call until bytes move: Horovod's ranks agree that all have called."""
         return self.call_seconds + self.all_reduce(workers, 0)
+
+    def after_message(self, nbytes: float, seconds: float) -> Network:
+        """The same, its ``drain_seconds`` such that two workers' all-reduce takes so long."""
+        free = replace(self, drain_seconds=0.0)
+        missing = seconds - free.delay(2) - free.all_reduce(2, nbytes)
+        return replace(self, drain_seconds=max(missing / 2, 0.0))
 
     def after_empty(self, seconds: float) -> Network:
         """The same, its ``call_seconds`` such that two workers' empty all-reduce takes so long."""

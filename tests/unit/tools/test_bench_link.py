@@ -20,7 +20,7 @@ from hvdsync.tools.bench.report import show, write
 def on_link(rate: float | None, **milliseconds: list[float]) -> OnLink:
     times = {name: [ms / 1000 for ms in values] for name, values in milliseconds.items()}
     sent = dict.fromkeys(times, 2.5e6)
-    return OnLink(rate, 95e6, 0.0004, 1000, times, sent)
+    return OnLink(rate, 95e6, 0.0004, 0.1, 1000, times, sent)
 
 
 MEASURED = Measured(

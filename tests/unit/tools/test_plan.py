@@ -28,6 +28,7 @@ from hvdsync.tools.plan.timeline import Journey, Transfer, step_seconds
 
 # A megabyte per second and direction, a millisecond for a message.
 SLOW = Network(8e6, 0.001, 0.01, 8e9)
+SLOW_HOST_RING = 2 * 0.001 + 8e6 / 8e9  # of a megabyte between two workers of one host
 # A kilobyte per second, and nothing else that takes time.
 BARE = Network(8e3, 0.0, 0.0, 8e9)
 BUCKET = Bucket((Part("0", (996,)),))  # with its four flags 1,000 elements, 4,000 bytes
@@ -87,6 +88,19 @@ def test_what_a_call_costs_is_taken_from_an_empty_all_reduce():
     tuned = SLOW.after_empty(0.05)
     assert tuned.delay(2) + tuned.all_reduce(2, 0) == pytest.approx(0.05)
     assert SLOW.after_empty(0.0).call_seconds == 0
+
+
+def test_what_waits_in_a_links_queues_is_taken_from_an_all_reduce_of_a_message():
+    # A megabyte around two workers: a second, two turns, and here half a second in all besides.
+    tuned = SLOW.after_message(1e6, SLOW.delay(2) + 1 + 2 * 0.001 + 0.5)
+    assert tuned.drain_seconds == pytest.approx(0.25)
+    assert tuned.all_reduce(2, 1e6) == pytest.approx(1 + 2 * 0.001 + 0.5)
+    assert tuned.all_gather(4, 1e6) == pytest.approx(3 * (0.001 + 0.25 + 1))
+    assert tuned.all_to_all(4, 1e6) == pytest.approx(3 * (0.001 + 0.25) + 0.75)
+    # No longer than the message itself, and not within a host.
+    assert tuned.all_gather(2, 1e5) == pytest.approx(0.001 + 0.1 + 0.1)
+    assert replace(tuned, workers_per_host=2).ring(2, 1e6) == pytest.approx(SLOW_HOST_RING)
+    assert SLOW.after_message(1e6, 0.1).drain_seconds == 0
 
 
 def test_headers_take_a_twentieth_of_a_link():

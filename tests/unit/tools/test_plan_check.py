@@ -28,7 +28,7 @@ TIMES = {
 
 
 def on_link(rate: float | None, carried: float, latency: float = 0.0) -> OnLink:
-    return OnLink(rate, carried, latency, 996, TIMES, dict.fromkeys(TIMES, 1.0))
+    return OnLink(rate, carried, latency, 0.0, 996, TIMES, dict.fromkeys(TIMES, 1.0))
 
 
 def keep(path: Path, *links: OnLink, model: str = "linear") -> Path:
