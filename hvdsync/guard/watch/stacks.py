@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import sysconfig
 import threading
@@ -9,11 +10,14 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from hvdsync.guard.watch import threads
 
 _MOST_FRAMES = 30
 _MOST_THREADS = 5
+# One at a time, so that nobody enables what another one has disabled.
+_reading = threading.Lock()
 
 _PACKAGE = str(Path(__file__).parents[2])
 # Where a framework is while it compiles, or traces a function into a graph, and at no other time;
@@ -63,8 +67,24 @@ def other_threads() -> dict[str, list[Frame]]:
     return dict(list(found.items())[:_MOST_THREADS])
 
 
+def _frames() -> dict[int, FrameType]:
+    """The innermost frame of each thread, by the threads' idents.
+
+    Where garbage is collected meanwhile CPython may stand still for ever (its issue 106883): it
+    holds the list of threads then, and waits for another thread that wants to end or to begin.
+    """
+    with _reading:
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames()
+        finally:
+            if was_enabled:
+                gc.enable()
+
+
 def _stack(ident: int) -> list[Frame]:
-    frame = sys._current_frames().get(ident)
+    frame = _frames().get(ident)
     if frame is None:
         return []
     lines = traceback.extract_stack(frame)

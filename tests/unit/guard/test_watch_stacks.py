@@ -1,5 +1,7 @@
 """Stacks tell where threads are, whose code that is, and whether a framework compiles it."""
 
+import gc
+import sys
 import threading
 
 import pytest
@@ -32,6 +34,25 @@ def test_other_threads_are_shown_where_they_run_the_users_code():
     assert "loader" in found and "library" not in found
     assert [f.function for f in found["loader"] if f.file == __file__] == ["read_disk"]
     assert not any(name.startswith(threads.PREFIX) for name in found)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_no_garbage_is_collected_while_threads_are_listed(monkeypatch, enabled):
+    collecting = []
+
+    def current_frames(frames=sys._current_frames):
+        collecting.append(gc.isenabled())
+        return frames()
+
+    monkeypatch.setattr(sys, "_current_frames", current_frames)
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        assert stacks.main_thread()
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if before else gc.disable)()
+    assert collecting == [False]
 
 
 def test_the_users_frame_is_the_innermost_that_is_no_librarys():
