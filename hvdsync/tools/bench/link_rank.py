@@ -117,17 +117,20 @@ def probe_rate(rate: float | None) -> float:
     The bus bandwidth as nccl-tests defines it.
     """
     length = int((rate or 1e12) / 8 * _PROBE_SECONDS)
-    message = torch.ones(min(max(length, _LEAST_PROBE_BYTES), _MOST_PROBE_BYTES) // 4)
-    times = [_timed(lambda: hvd.allreduce(message, name="probe")) for _ in range(_PROBES)]
+    nbytes = min(max(length, _LEAST_PROBE_BYTES), _MOST_PROBE_BYTES)
     share = 2 * (hvd.size() - 1) / hvd.size()
-    return 8 * 4 * message.numel() * share / min(times[1:])
+    return 8 * nbytes * share / min(_all_reduces(nbytes, "probe"))
 
 
 def probe_message() -> float:
     """Seconds of an all-reduce of ``MESSAGE_BYTES``, as long as a small bucket; a median."""
-    message = torch.ones(MESSAGE_BYTES // 4)
-    times = [_timed(lambda: hvd.allreduce(message, name="message")) for _ in range(_PROBES)]
-    return median(times[1:])
+    return median(_all_reduces(MESSAGE_BYTES, "message"))
+
+
+def _all_reduces(nbytes: int, name: str) -> list[float]:
+    """Seconds of each of some, without the first one, in which Horovod learns the name."""
+    message = torch.ones(nbytes // 4)
+    return [_timed(lambda: hvd.allreduce(message, name=name)) for _ in range(_PROBES)][1:]
 
 
 def probe_latency(compute: Callable[[], None]) -> float:

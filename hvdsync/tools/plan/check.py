@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -67,7 +67,7 @@ class Kept:
         tuned = network.after_empty(closest.latency_seconds)
         for link in self.links:
             if link.rate is None:
-                tuned = Network(**{**vars(tuned), "local_carried": link.carried})
+                tuned = replace(tuned, local_carried=link.carried)
         return tuned
 
 
@@ -107,15 +107,13 @@ def compare(
     times = link.seconds_per_step
     then = machine.slower(median(times[COMPUTE_ONLY]) / machine.compute)
     # Ranks took their turns together then, so that what they computed alone was crowded, too.
-    then = Machine(then.compute, then.costs, then.copied, then.added, max(then.cores, WORKERS))
+    then = replace(then, cores=max(then.cores, WORKERS))
     own = (
-        Network(
-            **{
-                **vars(network),
-                "carried": None if link.rate is None else link.carried,
-                "workers_per_host": 1,
-                **({"local_carried": link.carried} if link.rate is None else {}),
-            }
+        replace(
+            network,
+            carried=None if link.rate is None else link.carried,
+            workers_per_host=1,
+            local_carried=link.carried if link.rate is None else network.local_carried,
         )
         .after_empty(link.latency_seconds)
         .after_message(MESSAGE_BYTES, link.message_seconds)
