@@ -46,7 +46,11 @@ def train(rank, size, port, args):
         torch.save(plain.state_dict(), "pytorch-ddp-mnist.pt")
         guesses = plain(torch.from_numpy(to_float(data.x_test)).flatten(1).to(device)).argmax(1)
         print(f"test accuracy {(guesses.cpu().numpy() == data.y_test).mean():.2%}")
-    dist.destroy_process_group() if args.by_hand else hvd.shutdown()
+    if args.by_hand:
+        del model  # what still holds the group afterwards may wait for it for ever
+        dist.destroy_process_group()
+    else:
+        hvd.shutdown()
 
 
 if __name__ == "__main__":

@@ -89,6 +89,9 @@ def init(
 def shutdown() -> None:
     """Stop the engine; afterwards this process is a world of one until the next ``init``."""
     if process_group.active() is not None:
+        from hvdsync.torch import ddp
+
+        ddp.let_go()
         process_group.stop()
     else:
         watch.stop("torch")

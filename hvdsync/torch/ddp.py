@@ -108,6 +108,18 @@ def distribute_optimizer(
     return _DistributedOptimizer(optimizer, reducer)
 
 
+def let_go() -> None:
+    """Have all models let go of the process group, which is about to end.
+
+    The last to hold a group over Gloo waits for its threads, and one of them may wait for Python's
+    global interpreter lock. Python's own references are dropped without the lock;
+    ``DistributedDataParallel``, in C++, drops its own while it has it.
+    """
+    for reducer in list(_reducers.values()):
+        if (living := reducer()) is not None:
+            living.let_go()
+
+
 def _check(options: Mapping[str, Any]) -> None:
     known = set(inspect.signature(DistributedDataParallel).parameters) - _FIXED
     if unknown := sorted(set(options) - known):
@@ -178,10 +190,15 @@ class DdpReducer(PassReducer):
         super().close()
         for hook in self._forward_hooks:
             hook.remove()
+        self.let_go()
+        self._closed = True
+
+    def let_go(self) -> None:
+        """Drop the wrapper, and with it the group; the next forward pass makes a new one."""
         if self._ddp is not None:
             self._ddp._remove_autograd_hooks()  # type: ignore[no-untyped-call]
             self._ddp = None
-        self._closed = True
+        self._planned = set()
 
     # Around the forward pass
 
@@ -208,8 +225,7 @@ class DdpReducer(PassReducer):
         trainable = [p for p in self._model.parameters() if p.requires_grad]
         if all(p in self._planned for p in trainable):
             return self._ddp
-        if self._ddp is not None:
-            self._ddp._remove_autograd_hooks()  # type: ignore[no-untyped-call]
+        self.let_go()
         for parameter in trainable:
             self._hook(parameter)
         self._planned = set(trainable)

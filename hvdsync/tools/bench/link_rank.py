@@ -164,9 +164,25 @@ def measure(settings: Settings, rate: float | None) -> OnLink:
     raced = contenders(settings) if is_as_asked(rate, carried) else {}
     message = hvd.broadcast_object(probe_message())
     latency = probe_latency(raced[COMPUTE_ONLY].step) if raced else 0.0
+    times, sent = _race(raced, settings.rounds)
+    of_all = hvd.allgather_object(times)
+    slowest = {
+        name: [max(turn) for turn in zip(*(own[name] for own in of_all), strict=True)]
+        for name in times
+    }
+    parameters = sum(p.numel() for p in torch_models.make(settings.model).parameters())
+    raced.clear()
+    step_torch.stop()
+    return OnLink(rate, carried, latency, message, parameters, slowest, sent)
+
+
+def _race(
+    raced: dict[str, Contender], rounds: int
+) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Seconds of a step in each round, and bytes that a rank sent in one, of each contender."""
     times: dict[str, list[float]] = {name: [] for name in raced}
     sent: dict[str, float] = {}
-    for turn in range(settings.rounds + _WARM_UP_TURNS):
+    for turn in range(rounds + _WARM_UP_TURNS):
         for name, contender in raced.items():
             hvd.allreduce(torch.zeros(1), name="start")
             before = _bytes_sent()
@@ -179,14 +195,7 @@ def measure(settings: Settings, rate: float | None) -> OnLink:
             elif turn == _WARM_UP_TURNS - 1:
                 taken = hvd.broadcast_object(taken)
                 contender.periods = max(1, min(_MOST_PERIODS, round(_TURN_SECONDS / taken)))
-    of_all = hvd.allgather_object(times)
-    slowest = {
-        name: [max(turn) for turn in zip(*(own[name] for own in of_all), strict=True)]
-        for name in times
-    }
-    parameters = sum(p.numel() for p in torch_models.make(settings.model).parameters())
-    step_torch.stop()
-    return OnLink(rate, carried, latency, message, parameters, slowest, sent)
+    return times, sent
 
 
 def _bytes_sent() -> int:

@@ -37,7 +37,7 @@ def start() -> None:
 
 
 def stop() -> None:
-    """End both."""
+    """End both; whoever wraps a model in DDP has dropped it (see ``hvdsync.torch.ddp.let_go``)."""
     if dist.is_initialized():
         dist.destroy_process_group()
     hvd.shutdown()
@@ -54,6 +54,7 @@ def contenders(name: str, lr: float) -> Iterator[dict[str, Contender]]:
         for megabytes in BUCKETS_MB:
             made[f"DDP, {megabytes} MB buckets"] = _ddp(name, batch, lr, megabytes)
     yield made
+    made.clear()  # before the process group ends
 
 
 def _stepper(model: Any, batch: torch_models.Batch, optimizer: Any) -> Callable[[], None]:

@@ -411,6 +411,28 @@ def test_a_world_ends_and_begins_anew():
     test_training_is_that_of_one_process_on_all_samples()
 
 
+def test_a_model_lets_go_of_a_world_that_ends():
+    """Who drops a process group after the others waits for its threads, which may wait for it."""
+    model, optimizer = distributed()
+    mean_loss(model, *shard(batch(0))).backward()
+    wrapper = weakref.ref(optimizer._reducer._ddp)
+    assert wrapper() is not None
+    hvd.shutdown()
+    try:
+        assert wrapper() is None
+        optimizer.step()  # of a model that computes alone
+    finally:
+        hvd.init(engine="ddp")
+    optimizer.zero_grad()
+    x = batch(1)
+    mean_loss(model, *shard(x)).backward()
+    reduced = model.last.weight.grad.clone()
+    model.zero_grad()
+    with optimizer.no_sync():
+        mean_loss(model, x).backward()
+    torch.testing.assert_close(reduced, model.last.weight.grad)
+
+
 def test_a_model_that_nobody_uses_is_forgotten():
     model, optimizer = distributed()
     mean_loss(model, *shard(batch(0))).backward()
