@@ -40,17 +40,13 @@ def train(rank, size, port, args):
             loss.backward()  # when it returns, .grad holds the average over all processes
             optimizer.step()
         print(f"epoch {epoch + 1}, process {rank}: loss {loss.item():.4f}", flush=True)
-
     if rank == 0:
         plain = model.module if args.by_hand else model  # distribute gives the model itself back
         torch.save(plain.state_dict(), "pytorch-ddp-mnist.pt")
         guesses = plain(torch.from_numpy(to_float(data.x_test)).flatten(1).to(device)).argmax(1)
         print(f"test accuracy {(guesses.cpu().numpy() == data.y_test).mean():.2%}")
-    if args.by_hand:
-        del model  # what still holds the group afterwards may wait for it for ever
-        dist.destroy_process_group()
-    else:
-        hvd.shutdown()
+    del model  # before the group ends: DDP, holding it longer, may wait for it for ever
+    dist.destroy_process_group() if args.by_hand else hvd.shutdown()
 
 
 if __name__ == "__main__":
