@@ -14,12 +14,13 @@ __all__ = ["build_horovod", "command"]
 
 @click.command("build-horovod")
 @click.option(
-    "--torch/--no-torch", default=None, help="Build for PyTorch.  [default: when installed]"
+    "--torch/--no-torch", default=None, show_default="when installed", help="Build for PyTorch."
 )
 @click.option(
     "--tensorflow/--no-tensorflow",
     default=None,
-    help="Build for TensorFlow.  [default: when installed]",
+    show_default="when installed",
+    help="Build for TensorFlow.",
 )
 @click.option(
     "--gpu",

@@ -87,7 +87,7 @@ def verify(context: click.Context, directory: Path, use_json: bool) -> None:
 
 @command.command("show")
 @_DIRECTORY
-@click.option("--step", type=int, help="Which one.  [default: the one written last]")
+@click.option("--step", type=int, show_default="the one written last", help="Which one.")
 @_JSON
 def show(directory: Path, step: int | None, use_json: bool) -> None:
     """Show what a checkpoint in DIRECTORY holds: values, tensors, shapes and dtypes.

@@ -48,6 +48,7 @@ class LazyGroup(click.RichGroup):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="hvdsync")
+@click.rich_config({"text_markup": "rich"})
 def cli() -> None:
     """Data-parallel training over Horovod for TensorFlow, Keras 3 and PyTorch."""
 

@@ -24,7 +24,8 @@ def command() -> None:
 @click.option(
     "--directory",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where the four files are, or go.  [default: the user's data folder]",
+    show_default="the user's data folder",
+    help="Where the four files are, or go.",
 )
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 def mnist(directory: Path | None, quiet: bool) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 import rich_click as click
@@ -23,6 +25,31 @@ def test_every_command_can_be_imported_and_has_one_line_of_help() -> None:
     for name in cli.COMMANDS:
         command = cli.cli.get_command(context, name)
         assert command is not None and command.get_short_help_str()
+
+
+def _commands(command: click.Command, *path: str) -> Iterator[tuple[str, ...]]:
+    yield path
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            member = command.get_command(context, name)
+            assert member is not None
+            yield from _commands(member, *path, name)
+
+
+def test_help_of_every_command_shows_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    every = list(_commands(cli.cli))
+    assert ("bench", "link") in every
+    for path in every:
+        assert _code(*path, "--help") == 0
+        said = capsys.readouterr().out
+        assert "Usage:" in said
+        assert not re.search(r"\[/|\[b\]", said), said
+
+
+def test_help_says_what_counts_where_nothing_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _code("checkpoint", "show", "--help") == 0
+    assert "[default: (the one written last)]" in capsys.readouterr().out
 
 
 def test_help_imports_no_framework() -> None:
