@@ -9,6 +9,7 @@ import pytest
 from train_runs import environment, succeed
 
 
+@pytest.mark.slow
 def test_update_rules_are_raced_with_one_slow_worker(tmp_path):
     if shutil.which("mpirun", path=environment()["PATH"]) is None:
         pytest.skip("there is no mpirun")

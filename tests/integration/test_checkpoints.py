@@ -15,7 +15,8 @@ HERE = Path(__file__).parent
 CHUNK = 64  # MB
 
 
-@pytest.mark.parametrize("framework", ["torch", pytest.param("keras", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["torch", "keras"])
 def test_restoring_holds_one_more_copy_of_the_state_and_some_messages(framework, tmp_path):
     script = ("python", HERE / "restore_memory.py", framework)
     succeed([*launcher(2), *script, "save", "run"], tmp_path)

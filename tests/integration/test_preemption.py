@@ -115,14 +115,8 @@ def test_ranks_that_train_alone_end_where_they_meet_and_go_on_to_the_same_bits(
     assert all(np.array_equal(a, b) for a, b in zip(whole, after, strict=True))
 
 
-@pytest.mark.parametrize(
-    "framework",
-    [
-        "torch",
-        pytest.param("tensorflow", marks=pytest.mark.slow),
-        pytest.param("keras", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["torch", "tensorflow", "keras"])
 def test_ranks_at_their_own_pace_end_at_one_step_and_go_on_from_there(framework, folder):
     own_pace = [*launched("mpi"), *command(framework, "run", "--model", "linear")]
     own_pace += ["--update", "async", "--checkpoint-every", "4"]

@@ -116,6 +116,7 @@ def test_a_background_save_holds_what_keras_would_have_saved_at_its_moment(share
     checkpoint.close()
 
 
+@pytest.mark.slow
 def test_the_file_of_a_background_save_opens_where_hvdsync_and_horovod_cannot_be_imported(
     shared_path,
 ):

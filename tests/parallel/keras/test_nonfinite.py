@@ -229,6 +229,7 @@ def test_without_trouble_a_guard_changes_no_bit():
     assert_same(state(guarded), state(plain))
 
 
+@pytest.mark.slow
 def test_a_step_that_is_compiled_is_judged():
     if keras.backend.backend() != "torch":
         pytest.skip("TensorFlow's steps are not compiled by XLA")
