@@ -11,6 +11,10 @@ _SLEPT = (
     "an operation waited for the end of a cycle of 1 ms, which is many times what a small one takes"
 )
 _SPUN = "a thread that waits in a loop takes the core from those that would end its wait"
+_HOGGED = (
+    "the thread that serves connections asked again and again for what another thread has locked, "
+    "or has not made yet, and on a crowded machine kept that thread from its core meanwhile"
+)
 _HELD_UP = (
     "what says that a rank is ready to receive stood behind all that it sent on the same "
     "connection, so that as often as not only one of two ranks was sending"
@@ -126,6 +130,31 @@ WAITING = (
         "      py::gil_scoped_release release_python_gil;\n"
         "      handle_manager.WaitForHandle(handle);\n",
         why=_SPUN,
+    ),
+    Replacement(
+        "third_party/gloo/gloo/transport/tcp/pair.cc",
+        "#include <sstream>\n",
+        "#include <sstream>\n#include <thread>\n",
+        why="what the replacements below need",
+    ),
+    Replacement(
+        "third_party/gloo/gloo/transport/tcp/pair.cc",
+        "  if (!lock) {\n    return;\n  }\n",
+        "  if (!lock) {\n    std::this_thread::yield();\n    return;\n  }\n",
+        why=_HOGGED,
+    ),
+    Replacement(
+        "third_party/gloo/gloo/transport/tcp/pair.cc",
+        "    handleReadWrite(events);\n    return;\n",
+        "    handleReadWrite(events);\n"
+        "    // A message that has begun, and whose buffer may not be there yet.\n"
+        "    const bool waits = rx_.nread == sizeof(rx_.preamble);\n"
+        "    lock.unlock();\n"
+        "    if (waits) {\n"
+        "      std::this_thread::yield();\n"
+        "    }\n"
+        "    return;\n",
+        why=_HOGGED,
     ),
     _received_first(
         "third_party/gloo/gloo/alltoallv.cc",
