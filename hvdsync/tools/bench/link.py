@@ -22,7 +22,6 @@ from hvdsync.tools.hosts import two_hosts
 
 COMPUTE_ONLY = "compute only"
 SYNCHRONOUS = "synchronous"
-MESSAGE_BYTES = 2**20
 # Ethernet, IP and TCP take 5 % of a link; a burst that is too long, or a second process on the
 # processor, shows as more and less than what was asked for.
 _LEAST_CARRIED, _MOST_CARRIED = 0.7, 1.02
@@ -59,8 +58,8 @@ class OnLink:
     """What was measured on one link.
 
     ``carried`` is what a bare all-reduce sent from each rank, in bits per second;
-    ``latency_seconds`` is an empty one after a step's computing, ``message_seconds`` one of
-    ``MESSAGE_BYTES``;
+    ``latency_seconds`` is an empty one after a step's computing, ``meeting_seconds`` the same as
+    synchronous training without compression has it: ranks of one host meet in memory.
     ``seconds_per_step`` has one entry a round, those of the slowest rank; ``sent_bytes_per_step``
     are what each rank sends, headers and acknowledgements included.
     """
@@ -68,7 +67,7 @@ class OnLink:
     rate: float | None
     carried: float
     latency_seconds: float
-    message_seconds: float
+    meeting_seconds: float
     parameters: int
     seconds_per_step: dict[str, list[float]]
     sent_bytes_per_step: dict[str, float]

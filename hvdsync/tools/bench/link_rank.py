@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import psutil
@@ -24,7 +24,6 @@ from hvdsync.comm.launch import detect
 from hvdsync.tools.bench import step_torch, torch_models
 from hvdsync.tools.bench.link import (
     COMPUTE_ONLY,
-    MESSAGE_BYTES,
     SYNCHRONOUS,
     OnLink,
     Settings,
@@ -119,31 +118,34 @@ def probe_rate(rate: float | None) -> float:
     length = int((rate or 1e12) / 8 * _PROBE_SECONDS)
     nbytes = min(max(length, _LEAST_PROBE_BYTES), _MOST_PROBE_BYTES)
     share = 2 * (hvd.size() - 1) / hvd.size()
-    return 8 * nbytes * share / min(_all_reduces(nbytes, "probe"))
-
-
-def probe_message() -> float:
-    """Seconds of an all-reduce of ``MESSAGE_BYTES``, as long as a small bucket; a median."""
-    return median(_all_reduces(MESSAGE_BYTES, "message"))
-
-
-def _all_reduces(nbytes: int, name: str) -> list[float]:
-    """Seconds of each of some, without the first one, in which Horovod learns the name."""
     message = torch.ones(nbytes // 4)
-    return [_timed(lambda: hvd.allreduce(message, name=name)) for _ in range(_PROBES)][1:]
+    times = [_timed(lambda: hvd.allreduce(message, name="probe")) for _ in range(_PROBES)]
+    return 8 * nbytes * share / min(times[1:])  # in the first, Horovod learns the name
 
 
 def probe_latency(compute: Callable[[], None]) -> float:
-    """Seconds of an empty all-reduce that follows a step's computing, a mean over times and ranks.
+    """Seconds of an empty all-reduce that follows a step's computing."""
+    small = torch.ones(1)
+    return _after(compute, lambda: hvd.allreduce(small, name="wait"))
 
-    That is what one takes in training: threads have cores to win back, and one rank waits for the
+
+def probe_meeting(compute: Callable[[], None]) -> float:
+    """Seconds in which a gradient of one number is reduced after a step's computing."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    model, optimizer = hvd.distribute(model, torch.optim.SGD(model.parameters(), _LR))
+    return _after(compute, optimizer._reducer.flush)
+
+
+def _after(compute: Callable[[], None], reduce: Callable[[], object]) -> float:
+    """Seconds of the second after the first, a mean over times and ranks.
+
+    That is what it takes in training: threads have cores to win back, and one rank waits for the
     other.
     """
-    small = torch.ones(1)
     waits = []
     for _ in range(_SMALL_PROBES):
         compute()
-        waits.append(_timed(lambda: hvd.allreduce(small, name="wait")))
+        waits.append(_timed(reduce))
     return float(hvd.allreduce(torch.tensor(fmean(waits[1:])), name="mean"))
 
 
@@ -162,8 +164,8 @@ def measure(settings: Settings, rate: float | None) -> OnLink:
     torch.set_num_threads(1)
     carried = hvd.broadcast_object(probe_rate(rate))
     raced = contenders(settings) if is_as_asked(rate, carried) else {}
-    message = hvd.broadcast_object(probe_message())
     latency = probe_latency(raced[COMPUTE_ONLY].step) if raced else 0.0
+    meeting = probe_meeting(raced[COMPUTE_ONLY].step) if raced else 0.0
     times, sent = _race(raced, settings.rounds)
     of_all = hvd.allgather_object(times)
     slowest = {
@@ -173,7 +175,7 @@ def measure(settings: Settings, rate: float | None) -> OnLink:
     parameters = sum(p.numel() for p in torch_models.make(settings.model).parameters())
     raced.clear()
     step_torch.stop()
-    return OnLink(rate, carried, latency, message, parameters, slowest, sent)
+    return OnLink(rate, carried, latency, meeting, parameters, slowest, sent)
 
 
 def _race(

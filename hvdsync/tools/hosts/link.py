@@ -7,8 +7,8 @@ import subprocess
 from hvdsync.errors import HvdsyncError
 
 # A burst longer than this lets whole messages through at full speed; a shorter one cannot keep up.
-_BURST_SECONDS = 0.002
-_LEAST_BURST_BYTES = 64 * 1024
+_BURST_SECONDS = 0.001
+_LEAST_BURST_BYTES = 8 * 1024
 _QUEUE = "50ms"
 
 End = tuple[int, str, str]

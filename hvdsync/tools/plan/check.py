@@ -11,7 +11,7 @@ from typing import Any
 
 from hvdsync.errors import HvdsyncError
 from hvdsync.tools.bench import rates
-from hvdsync.tools.bench.link import COMPUTE_ONLY, MESSAGE_BYTES, OnLink
+from hvdsync.tools.bench.link import COMPUTE_ONLY, OnLink
 from hvdsync.tools.bench.models import MODELS
 from hvdsync.tools.bench.ratios import Ratio, paired
 from hvdsync.tools.bench.report import Table
@@ -62,13 +62,17 @@ class Kept:
         return bool(shaped) and min(shaped) <= rate <= max(shaped)
 
     def calibrated(self, network: Network) -> Network:
-        """With Horovod's own time for a call, and the rate within a host, as they were measured."""
+        """With Horovod's own time for a call, and what was measured within a host."""
         closest = max(self.links, key=lambda link: link.rate or 0.0)
         tuned = network.after_empty(closest.latency_seconds)
         for link in self.links:
             if link.rate is None:
-                tuned = replace(tuned, local_carried=link.carried)
+                tuned = _of_one_host(tuned, link)
         return tuned
+
+
+def _of_one_host(network: Network, link: OnLink) -> Network:
+    return replace(network, local_carried=link.carried, meeting_seconds=link.meeting_seconds)
 
 
 @dataclass(frozen=True)
@@ -108,16 +112,10 @@ def compare(
     then = machine.slower(median(times[COMPUTE_ONLY]) / machine.compute)
     # Ranks took their turns together then, so that what they computed alone was crowded, too.
     then = replace(then, cores=max(then.cores, WORKERS))
-    own = (
-        replace(
-            network,
-            carried=None if link.rate is None else link.carried,
-            workers_per_host=1,
-            local_carried=link.carried if link.rate is None else network.local_carried,
-        )
-        .after_empty(link.latency_seconds)
-        .after_message(MESSAGE_BYTES, link.message_seconds)
-    )
+    own = replace(network, carried=link.carried, workers_per_host=1)
+    if link.rate is None:
+        own = _of_one_host(replace(own, carried=None), link)
+    own = own.after_empty(link.latency_seconds)
     return [
         Compared(
             choice,

@@ -16,8 +16,8 @@ class Network:
     ``carried`` is what a host sends to another, in bits of payload per second each way; None where
     all workers are on one host. ``hop_seconds`` is what a message takes to another worker,
     ``call_seconds`` what Horovod takes for a collective besides messages and bytes.
-    ``local_carried`` is ``carried`` between processes of one host. ``drain_seconds`` is what a link
-    has in its queues when a turn of a collective has been sent, and the next turn waits for.
+    ``local_carried`` is ``carried`` between processes of one host, ``meeting_seconds`` what they
+    take to reduce nothing in memory that they have in common.
     ``is_mpi``: small all-reduces may go along a tree, while Gloo sends everything around a ring.
     """
 
@@ -27,7 +27,7 @@ class Network:
     local_carried: float
     workers_per_host: int = 1
     is_mpi: bool = False
-    drain_seconds: float = 0.0
+    meeting_seconds: float = 2e-4
 
     @classmethod
     def of_link(cls, rate: float | None, **more: object) -> Network:
@@ -49,9 +49,7 @@ class Network:
 
     def _turns(self, turns: int, workers: int, nbytes: float) -> float:
         """So many turns, each of which sends so many bytes."""
-        sending = nbytes * self._seconds_per_byte(workers)
-        drain = 0.0 if self.is_one_host(workers) else min(self.drain_seconds, sending)
-        return turns * (self.hop_seconds + drain + sending)
+        return turns * (self.hop_seconds + nbytes * self._seconds_per_byte(workers))
 
     def ring(self, workers: int, nbytes: float) -> float:
         """An all-reduce in which every worker sends 2 (N - 1) / N of the bytes, in 2 (N - 1) turns.
@@ -103,12 +101,6 @@ class Network:
     def delay(self, workers: int) -> float:
         """Seconds from a call until bytes move: Horovod's ranks agree that all have called."""
         return self.call_seconds + self.all_reduce(workers, 0)
-
-    def after_message(self, nbytes: float, seconds: float) -> Network:
-        """The same, its ``drain_seconds`` such that two workers' all-reduce takes so long."""
-        free = replace(self, drain_seconds=0.0)
-        missing = seconds - free.delay(2) - free.all_reduce(2, nbytes)
-        return replace(self, drain_seconds=max(missing / 2, 0.0))
 
     def after_empty(self, seconds: float) -> Network:
         """The same, its ``call_seconds`` such that two workers' empty all-reduce takes so long."""

@@ -138,7 +138,7 @@ def _journey(
 ) -> Journey:
     if choice == PLAIN and network.is_one_host(workers):
         spent = in_memory(workers, bucket.nbytes, machine.added)
-        return Journey(ready, 0.0, [Transfer(0.0, 0.0)], spent)
+        return Journey(ready, 0.0, [Transfer(network.meeting_seconds, 0.0)], spent)
     legs = bucket.legs(choice.compression, workers)
     delay = network.delay(workers)
     transfers = [Transfer(delay, network.collective(leg.kind, workers, leg.nbytes)) for leg in legs]

@@ -30,7 +30,7 @@ from hvdsync.tools.plan.timeline import Journey, Transfer, step_seconds
 SLOW = Network(8e6, 0.001, 0.01, 8e9)
 SLOW_HOST_RING = 2 * 0.001 + 8e6 / 8e9  # of a megabyte between two workers of one host
 # A kilobyte per second, and nothing else that takes time.
-BARE = Network(8e3, 0.0, 0.0, 8e9)
+BARE = Network(8e3, 0.0, 0.0, 8e9, meeting_seconds=0.0)
 BUCKET = Bucket((Part("0", (996,)),))  # with its four flags 1,000 elements, 4,000 bytes
 MACHINE = Machine(
     1.0, {"none": Cost(0.0, 0.0), "fp16": Cost(1e-5, 2e-5), "onebit": Cost(0, 0, 1e-4)}, 0, 0, 4
@@ -88,19 +88,6 @@ def test_what_a_call_costs_is_taken_from_an_empty_all_reduce():
     tuned = SLOW.after_empty(0.05)
     assert tuned.delay(2) + tuned.all_reduce(2, 0) == pytest.approx(0.05)
     assert SLOW.after_empty(0.0).call_seconds == 0
-
-
-def test_what_waits_in_a_links_queues_is_taken_from_an_all_reduce_of_a_message():
-    # A megabyte around two workers: a second, two turns, and here half a second in all besides.
-    tuned = SLOW.after_message(1e6, SLOW.delay(2) + 1 + 2 * 0.001 + 0.5)
-    assert tuned.drain_seconds == pytest.approx(0.25)
-    assert tuned.all_reduce(2, 1e6) == pytest.approx(1 + 2 * 0.001 + 0.5)
-    assert tuned.all_gather(4, 1e6) == pytest.approx(3 * (0.001 + 0.25 + 1))
-    assert tuned.all_to_all(4, 1e6) == pytest.approx(3 * (0.001 + 0.25) + 0.75)
-    # No longer than the message itself, and not within a host.
-    assert tuned.all_gather(2, 1e5) == pytest.approx(0.001 + 0.1 + 0.1)
-    assert replace(tuned, workers_per_host=2).ring(2, 1e6) == pytest.approx(SLOW_HOST_RING)
-    assert SLOW.after_message(1e6, 0.1).drain_seconds == 0
 
 
 def test_headers_take_a_twentieth_of_a_link():
@@ -208,9 +195,13 @@ def test_local_rules_share_a_meeting_among_their_steps():
 
 def test_on_one_host_workers_share_cores_and_memory():
     machine = replace(MACHINE, added=1e-3, cores=2)
-    told = predict(PLAIN, machine, [BUCKET], replace(BARE, carried=None), 4)
-    assert told.seconds == pytest.approx(2 * (1 + 3 * 4))
-    assert told.efficiency == pytest.approx(1 / 26)
+    together = replace(BARE, carried=None, meeting_seconds=0.5)
+    told = predict(PLAIN, machine, [BUCKET], together, 4)
+    assert told.seconds == pytest.approx(2 * (1 + 3 * 4) + 0.5)
+    assert told.efficiency == pytest.approx(1 / 26.5)
+    # Between hosts nobody meets in memory.
+    told = predict(PLAIN, machine, [BUCKET], replace(BARE, meeting_seconds=0.5), 4)
+    assert told.seconds == pytest.approx(1 + 6)
 
 
 def test_on_one_host_without_a_free_core_nothing_travels_beside_computing():
