@@ -21,11 +21,39 @@ _HELD_UP = (
 )
 
 
+_TURNED_AWAY = (
+    "five ranks may wait to be let in by the launcher's servers; the others are turned away and "
+    "come back after a second or more, which was 7 s of the start of 8 ranks on two cores"
+)
+_LET_IN = "    request_queue_size = 1024\n"
+
+
+def _many_let_in(server: str, more: str) -> Replacement:
+    start = f"class {server}({more}HTTPServer, object):\n"
+    file = "horovod/runner/http/http_server.py"
+    return Replacement(file, start, start + _LET_IN + "\n", why=_TURNED_AWAY)
+
+
 def _received_first(file: str, send: str, receive: str) -> Replacement:
     return Replacement(file, send + receive, receive + send, why=_HELD_UP)
 
 
 WAITING = (
+    _many_let_in("RendezvousHTTPServer", "socketserver.ThreadingMixIn, "),
+    _many_let_in("KVStoreHTTPServer", ""),
+    Replacement(
+        "horovod/runner/common/util/network.py",
+        "class BasicService(object):\n",
+        "class _Server(socketserver.ThreadingTCPServer):\n" + _LET_IN + "\n\n"
+        "class BasicService(object):\n",
+        why=_TURNED_AWAY,
+    ),
+    Replacement(
+        "horovod/runner/common/util/network.py",
+        "socketserver.ThreadingTCPServer(\n",
+        "_Server(\n",
+        why=_TURNED_AWAY,
+    ),
     Replacement(
         "horovod/common/tensor_queue.h",
         "#include <iostream>\n",

@@ -1,8 +1,10 @@
-"""What is submitted to Horovod does not wait for the end of a cycle."""
+"""What Horovod, as it is built here, no longer waits for: ends of cycles, and shut doors."""
 
 from __future__ import annotations
 
+import socket
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -31,3 +33,19 @@ def test_reductions_begin_when_the_last_rank_has_submitted_them(framework, ranks
     (took,) = (line.split()[-1] for line in output.splitlines() if "took " in line)
     # A cycle for each would be 80 seconds; what they take themselves is less than one.
     assert float(took) < TURNS * CYCLE_SECONDS / 4
+
+
+def test_a_hundred_ranks_may_come_to_the_launchers_store_at_once():
+    http_server = pytest.importorskip("horovod.runner.http.http_server")
+    network = pytest.importorskip("horovod.runner.common.util.network")
+    secret = pytest.importorskip("horovod.runner.common.util.secret")
+    home = ("127.0.0.1", 0)
+    store = http_server.RendezvousHTTPServer(home, http_server.RendezvousHandler, False)
+    service = network.BasicService("a service", secret.make_secret_key(), None)
+    with ExitStack() as stack:
+        stack.callback(service.shutdown)
+        stack.enter_context(store)
+        # Nobody has been let in yet: who is turned away now tries again after one, three, seven s.
+        for _ in range(100):
+            stack.enter_context(socket.create_connection(store.server_address, timeout=SECONDS))
+        assert service._server.request_queue_size >= 100
