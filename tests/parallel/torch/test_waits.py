@@ -1,5 +1,7 @@
 """What a rank waits for can be read while it waits; a rank that comes late is no matter."""
 
+import os
+import signal
 import time
 
 import pytest
@@ -61,6 +63,25 @@ def test_a_thread_that_waits_leaves_its_core_to_others():
     hvd.allreduce(torch.ones(2), name="late")
     # In a loop it would be a second, or half of one on a core that is shared.
     assert time.thread_time() - used < 0.2
+
+
+def test_a_process_that_is_forked_after_a_reduction_lives():
+    """As a DataLoader's worker is; Python 3.11's hang where a thread just makes its state."""
+    ended = []
+    for _ in range(60):
+        hvd.allreduce(torch.ones(1000) * 2, name="before")
+        hvd.allreduce(torch.ones(10), name="after")
+        child = os.fork()
+        if child == 0:
+            os._exit(3)
+        deadline = time.monotonic() + 30
+        while (status := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+            time.sleep(0)
+        if status[0] == 0:
+            os.kill(child, signal.SIGKILL)
+            status = os.waitpid(child, 0)
+        ended.append(os.waitstatus_to_exitcode(status[1]))
+    assert ended == [3] * 60
 
 
 def test_the_members_of_a_process_set_are_known(pending):
