@@ -25,6 +25,9 @@ from hvdsync.errors import HvdsyncError, LaunchError, RankFailed, StalledRank
 
 logger = logging.getLogger(__name__)
 
+#: All ranks, for who outlives the process group: who holds that itself keeps its threads alive.
+EVERYONE: Any = object()
+
 _FOR_EVER = 10 * 365 * 86400.0
 
 # What Gloo, NCCL and the store say when a rank did not come, and when one has gone.
@@ -83,7 +86,7 @@ class ProcessGroupCommunicator(Communicator):
 
         Raises ``ValueError`` for a part of the ranks in Horovod's terms.
         """
-        if group is None or getattr(group, "process_set_id", None) == 0:
+        if group is None or group is EVERYONE or getattr(group, "process_set_id", None) == 0:
             return self._dist.group.WORLD
         if not isinstance(group, self._dist.ProcessGroup):
             raise ValueError(

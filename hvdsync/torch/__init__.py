@@ -3,10 +3,12 @@
 Horovod's names, mended for today's PyTorch, and the verbs that all front doors share.
 """
 
+import atexit
+import sys
 from typing import Any, Literal
 
 from hvdsync.checkpoint.preemption import Preemption
-from hvdsync.comm import process_group
+from hvdsync.comm import process_group, runtime_threads
 from hvdsync.comm.verbs import *
 from hvdsync.data.sampler import DistributedSampler
 from hvdsync.errors import LaunchError
@@ -82,6 +84,7 @@ def init(
                 f"init: {', '.join([*map(repr, args), *kwargs])} is for engine='horovod'"
             )
         process_group.start(wait_limit=limit.resolve(wait_limit), **place)  # type: ignore[arg-type]
+        atexit.register(_leave)
     else:
         raise ValueError(f"init: engine is {engine!r}; expected 'horovod' or 'ddp'")
 
@@ -89,9 +92,25 @@ def init(
 def shutdown() -> None:
     """Stop the engine; afterwards this process is a world of one until the next ``init``."""
     if process_group.active() is not None:
-        from hvdsync.torch import ddp
-
-        ddp.let_go()
-        process_group.stop()
+        _end_process_group()
     else:
         watch.stop("torch")
+
+
+def _end_process_group() -> None:
+    from hvdsync.torch import ddp
+
+    atexit.unregister(_leave)
+    runtime_threads.settle()
+    ddp.let_go()
+    process_group.stop()
+
+
+def _leave() -> None:
+    """End the process group of a script that did not, before the interpreter goes.
+
+    Later its thread, which frees tensors of the last collective, would abort the process. A rank
+    that fails may be in the midst of a collective, and does not wait for that.
+    """
+    if process_group.active() is not None and getattr(sys, "last_value", None) is None:
+        _end_process_group()

@@ -88,13 +88,12 @@ def distribute_optimizer(
     )
     verdict = None
     if guard is not None:
-        everything = dist.group.WORLD
         verdict = TorchVerdict(
             torch,
             guard,
             "ddp",
             lambda: [(p, name, p) for name, p in parameters()],
-            everything,
+            process_group.EVERYONE,
         )
     reducer = DdpReducer(
         model,
@@ -155,7 +154,7 @@ class DdpReducer(PassReducer):
         options: Mapping[str, Any],
     ) -> None:
         super().__init__(parameters, passes=passes, average_passes=average_passes, verdict=verdict)
-        self.wire = dist.group.WORLD
+        self.wire = process_group.EVERYONE
         self.waited_seconds = 0.0
         self.sent_bytes = 0
         self._model = model
