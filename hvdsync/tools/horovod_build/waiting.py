@@ -27,8 +27,6 @@ _HELD_UP = (
     "what says that a rank is ready to receive stood behind all that it sent on the same "
     "connection, so that as often as not only one of two ranks was sending"
 )
-
-
 _TURNED_AWAY = (
     "five ranks may wait to be let in by the launcher's servers; the others are turned away and "
     "come back after a second or more, which was 7 s of the start of 8 ranks on two cores"

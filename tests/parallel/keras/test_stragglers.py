@@ -51,8 +51,8 @@ class Slow(keras.layers.Layer):
 
 
 @pytest.mark.usefixtures("several_ranks")
-# Why a rank is slow is told alike in every framework, and in full in PyTorch's suite.
 @pytest.mark.slow
+# Why a rank is slow is told alike in every framework, and in full in PyTorch's suite.
 @pytest.mark.parametrize("case", matrix_but(["busy step", "sleeping loader"], slowness.CASES))
 def test_a_slow_rank_is_named_with_what_it_does(case, tmp_path):
     slow = hvd.rank() == hvd.size() - 1

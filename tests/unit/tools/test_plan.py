@@ -28,7 +28,6 @@ from hvdsync.tools.plan.timeline import Journey, Transfer, step_seconds
 
 # A megabyte per second and direction, a millisecond for a message.
 SLOW = Network(8e6, 0.001, 0.01, 8e9)
-SLOW_HOST_RING = 2 * 0.001 + 8e6 / 8e9  # of a megabyte between two workers of one host
 # A kilobyte per second, and nothing else that takes time.
 BARE = Network(8e3, 0.0, 0.0, 8e9, meeting_seconds=0.0)
 BUCKET = Bucket((Part("0", (996,)),))  # with its four flags 1,000 elements, 4,000 bytes
