@@ -5,6 +5,9 @@ NumPy arrays go in and out, one-sided and with passive targets, so no rank waits
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,10 @@ from hvdsync.errors import LaunchError
 _PIECE = 1 << 16
 
 _in_use = False
+
+# Held while this rank adds or reads: MPI, which another rank's end takes from all, waits for that.
+_using = threading.Lock()
+_is_over = False
 
 
 def require_launch() -> None:
@@ -64,8 +71,37 @@ def connect() -> Any:
             f"{_here()}: mpi4py sees a world of {MPI.COMM_WORLD.Get_size()}, and was perhaps built "
             f"for another MPI than Horovod. {_how_to_start()}"
         )
-    _in_use = True
+    if not _in_use:
+        _in_use = True
+        _hear_of_the_end(MPI)
     return MPI.COMM_WORLD.Split(0, world.current().rank)
+
+
+def _hear_of_the_end(mpi: Any) -> None:
+    """Have MPI wait, before it ends, for what this rank does with a window, and let none follow.
+
+    Horovod ends MPI from a thread of its own, as soon as any rank asks for it; an operation that it
+    cuts short ends the process. The first thing that MPI's end does is to let go of what its
+    communicator of one carries (MPI 4.1, "Allowing User Functions at MPI Finalization").
+    """
+
+    def end(*_: Any) -> None:
+        global _is_over
+        with _using:
+            _is_over = True
+
+    mpi.COMM_SELF.Set_attr(mpi.Comm.Create_keyval(delete_fn=end), None)
+
+
+@contextmanager
+def _use() -> Iterator[None]:
+    """Context in which MPI stays; raises what is known of the reason where it has been taken."""
+    with _using:
+        if not _is_over:
+            yield
+            return
+    with failures.explained():
+        raise RuntimeError("Horovod has been shut down, and MPI with it")
 
 
 def before_leaving() -> None:
@@ -116,10 +152,10 @@ class SharedVector:
         self._exchange(values, values, self._mpi.NO_OP)
 
     def _exchange(self, given: np.ndarray, taken: np.ndarray, op: Any) -> None:
-        _require_mpi(self._mpi)
-        for owner, first, place in self._places:
-            self._window.Get_accumulate(given[place], taken[place], owner, first, op=op)
-        self._window.Flush_all()
+        with _use():
+            for owner, first, place in self._places:
+                self._window.Get_accumulate(given[place], taken[place], owner, first, op=op)
+            self._window.Flush_all()
 
     def become(self, values: np.ndarray, root: int) -> None:
         """Become ``values`` of the rank ``root``, and so do those of every rank; collective.
@@ -153,17 +189,17 @@ class SharedCounters:
 
     def set(self, rank: int, which: int, value: int) -> None:
         """Set one of ``rank``'s numbers."""
-        _require_mpi(self._mpi)
         given = np.array([value], np.int64)
-        self._window.Accumulate(given, rank, which, op=self._mpi.REPLACE)
-        self._window.Flush(rank)
+        with _use():
+            self._window.Accumulate(given, rank, which, op=self._mpi.REPLACE)
+            self._window.Flush(rank)
 
     def read(self, rank: int, which: int) -> int:
         """One of ``rank``'s numbers."""
-        _require_mpi(self._mpi)
         found = np.empty(1, np.int64)
-        self._window.Fetch_and_op(found, found, rank, which, op=self._mpi.NO_OP)
-        self._window.Flush(rank)
+        with _use():
+            self._window.Fetch_and_op(found, found, rank, which, op=self._mpi.NO_OP)
+            self._window.Flush(rank)
         return int(found[0])
 
     def close(self) -> None:
@@ -175,10 +211,3 @@ class SharedCounters:
 def _memory(window: Any, dtype: Any) -> np.ndarray:
     """This rank's own part of a window."""
     return np.frombuffer(window, dtype)
-
-
-def _require_mpi(mpi: Any) -> None:
-    """Raise what is known of the reason where another rank's end has taken MPI away."""
-    if mpi.Is_finalized():
-        with failures.explained():
-            raise RuntimeError("Horovod has been shut down, and MPI with it")

@@ -11,6 +11,7 @@ import pytest
 from train_runs import environment, run, succeed
 
 RANK = Path(__file__).with_name("asynchronous_rank.py")
+WINDOWS = Path(__file__).with_name("windows_rank.py")
 START = ("horovodrun", "--mpi", "-np", "2", sys.executable, RANK)
 
 
@@ -33,3 +34,10 @@ def test_an_error_of_one_rank_ends_those_that_wait_for_nobody(tmp_path):
     assert "KeyError: 'the cause'" in result.stderr
     assert "Segmentation fault" not in result.stderr
     assert "horovodrun: rank 1 of 2 failed first: exit code 1" in result.stderr
+
+
+def test_mpi_ends_after_the_addition_that_it_is_told_to_end_in_and_no_other_follows(tmp_path):
+    result = run(["mpirun", "-np", "1", sys.executable, WINDOWS], tmp_path)
+    assert result.stdout == "added\n", result.stderr
+    assert "RuntimeError: Horovod has been shut down, and MPI with it" in result.stderr
+    assert result.returncode == 1
