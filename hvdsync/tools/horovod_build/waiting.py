@@ -44,7 +44,7 @@ def _received_first(file: str, send: str, receive: str) -> Replacement:
     return Replacement(file, send + receive, receive + send, why=_HELD_UP)
 
 
-WAITING = (
+_LAUNCHER = (
     _many_let_in("RendezvousHTTPServer", "socketserver.ThreadingMixIn, "),
     _many_let_in("KVStoreHTTPServer", ""),
     Replacement(
@@ -60,6 +60,10 @@ WAITING = (
         "_Server(\n",
         why=_TURNED_AWAY,
     ),
+)
+
+# The queue wakes the thread that empties it.
+_CYCLES = (
     Replacement(
         "horovod/common/tensor_queue.h",
         "#include <iostream>\n",
@@ -130,6 +134,10 @@ WAITING = (
         "    }\n",
         why="a rank that sleeps while the last one submits the operation holds all of them up",
     ),
+)
+
+# Who waits for a handle sleeps until it is done, and it is done when no tensor is held for it.
+_HANDLES = (
     Replacement(
         "horovod/torch/handle_manager.h",
         "#include <atomic>\n",
@@ -193,6 +201,9 @@ WAITING = (
         "      handle_manager.WaitForHandle(handle);\n",
         why=_SPUN,
     ),
+)
+
+_GLOO = (
     Replacement(
         "third_party/gloo/gloo/transport/tcp/pair.cc",
         "#include <sstream>\n",
@@ -236,3 +247,5 @@ WAITING = (
         "      out->recv(recvRank, slot, byteOffsets[recvIndex], byteCounts[recvIndex]);\n",
     ),
 )
+
+WAITING = (*_LAUNCHER, *_CYCLES, *_HANDLES, *_GLOO)
