@@ -57,11 +57,11 @@ class _Ways:
 
         self._every = settings.every
         self._folder = folder
-        self._models = torch_models
-        self._batch = torch_models.batch_for(settings.model, seed=hvd.rank())
+        batch = torch_models.batch_for(settings.model, seed=hvd.rank())
         model = torch_models.make(settings.model)
         optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
         self._model, self._optimizer = hvd.distribute(model, optimizer)
+        self._step = torch_models.training_step(self._model, self._optimizer, batch)
         self._at_once, self._background = (
             stack.enter_context(hvd.Checkpoint(folder / name, keep=1, background=background))
             for name, background in (("at-once", False), ("background", True))
@@ -80,9 +80,7 @@ class _Ways:
     def _with(self, save: Callable[[], None]) -> Callable[[], None]:
         def steps_and_save() -> None:
             for _ in range(self._every):
-                self._optimizer.zero_grad()
-                self._models.loss_of(self._model, self._batch).backward()
-                self._optimizer.step()
+                self._step()
             save()
 
         return steps_and_save

@@ -58,15 +58,15 @@ def _steps(
         model, torch.optim.SGD(model.parameters(), 0.01, momentum=0.9), guard=guard
     )
 
-    def step() -> None:
+    step = torch_models.training_step(model, optimizer, batch)
+
+    def steps() -> None:
         for _ in range(settings.every):
-            optimizer.zero_grad()
-            torch_models.loss_of(model, batch).backward()
-            optimizer.step()
+            step()
             if after is not None:
                 after()
 
-    return step
+    return steps
 
 
 def make_report(settings: Settings, compared: Compared, ranks: int) -> Report:

@@ -72,12 +72,7 @@ def contenders(settings: Settings) -> dict[str, Contender]:
         return model, torch.optim.SGD(model.parameters(), _LR)
 
     def add(name: str, model: Any, optimizer: Any, period: int = 1) -> None:
-        def step() -> None:
-            optimizer.zero_grad()
-            torch_models.loss_of(model, batch).backward()
-            optimizer.step()
-
-        found[name] = Contender(step, period)
+        found[name] = Contender(torch_models.training_step(model, optimizer, batch), period)
 
     def add_ours(name: str, compression: str, period: int = 1, update: Any = None) -> None:
         chosen = hvd.Compression.named(compression)

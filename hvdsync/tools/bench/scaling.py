@@ -73,13 +73,7 @@ def _stepper(name: str, batch: tuple) -> Callable[[], None]:  # type: ignore[typ
 
     model = torch_models.make(name)
     model, optimizer = hvd.distribute(model, torch.optim.SGD(model.parameters(), 0.01))
-
-    def step() -> None:
-        optimizer.zero_grad()
-        torch_models.loss_of(model, batch).backward()
-        optimizer.step()
-
-    return step
+    return torch_models.training_step(model, optimizer, batch)
 
 
 def make_report(settings: Settings, taken: Mapping[int, Mapping[str, Sequence[float]]]) -> Report:

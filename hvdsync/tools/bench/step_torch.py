@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -57,29 +57,20 @@ def contenders(name: str, lr: float) -> Iterator[dict[str, Contender]]:
     made.clear()  # before the process group ends
 
 
-def _stepper(model: Any, batch: torch_models.Batch, optimizer: Any) -> Callable[[], None]:
-    def step() -> None:
-        optimizer.zero_grad()
-        torch_models.loss_of(model, batch).backward()
-        optimizer.step()
-
-    return step
-
-
 def _sgd(model: torch.nn.Module, lr: float) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr, momentum=0.9)
 
 
 def _plain(name: str, batch: torch_models.Batch, lr: float) -> Contender:
     model = torch_models.make(name)
-    return Contender(_stepper(model, batch, _sgd(model, lr)))
+    return Contender(torch_models.training_step(model, _sgd(model, lr), batch))
 
 
 def _hvdsync(name: str, batch: torch_models.Batch, lr: float) -> dict[str, Contender]:
     """The training step, and the reduction of its gradients with nothing beside it."""
     model = torch_models.make(name)
     model, optimizer = hvd.distribute(model, _sgd(model, lr))
-    step = _stepper(model, batch, optimizer)
+    step = torch_models.training_step(model, optimizer, batch)
 
     def traffic() -> tuple[int, int]:
         return optimizer.sent_bytes, optimizer.collectives
@@ -95,10 +86,10 @@ def _raw(name: str, batch: torch_models.Batch, lr: float) -> Contender:
     raw: Any = horovod.load("torch")
     model = torch_models.make(name)
     optimizer = raw.DistributedOptimizer(_sgd(model, lr), model.named_parameters())
-    return Contender(_stepper(model, batch, optimizer))
+    return Contender(torch_models.training_step(model, optimizer, batch))
 
 
 def _ddp(name: str, batch: torch_models.Batch, lr: float, megabytes: int) -> Contender:
     model = torch_models.make(name)
     wrapped = DistributedDataParallel(model, bucket_cap_mb=megabytes, gradient_as_bucket_view=True)
-    return Contender(_stepper(wrapped, batch, _sgd(model, lr)))
+    return Contender(torch_models.training_step(wrapped, _sgd(model, lr), batch))

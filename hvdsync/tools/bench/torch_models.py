@@ -40,6 +40,19 @@ def loss_of(model: nn.Module, batch: Batch) -> torch.Tensor:
     return functional.cross_entropy(model(inputs), labels)
 
 
+def training_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch
+) -> Callable[[], None]:
+    """What takes one step on the batch; the gradients stay."""
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        optimizer.step()
+
+    return step
+
+
 def _dense(*sizes: int) -> nn.Module:
     layers: list[nn.Module] = []
     for inputs, units in pairwise(sizes):

@@ -114,17 +114,12 @@ class _Training:
 
         from hvdsync.tools.bench import torch_models
 
-        self._net, self._batch = torch_models.make(model), torch_models.batch_for(model, seed=0)
-        self._optimizer = torch.optim.SGD(self._net.parameters(), 1e-3)
-        self._loss_of = torch_models.loss_of
+        net, batch = torch_models.make(model), torch_models.batch_for(model, seed=0)
+        optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+        #: Takes one; the gradients stay.
+        self.step = torch_models.training_step(net, optimizer, batch)
         #: In the order in which backward brings their gradients.
-        self.parameters = list(reversed(list(self._net.parameters())))
-
-    def step(self) -> None:
-        """Take one; the gradients stay."""
-        self._optimizer.zero_grad()
-        self._loss_of(self._net, self._batch).backward()
-        self._optimizer.step()
+        self.parameters = list(reversed(list(net.parameters())))
 
     def seconds(self) -> float:
         """Median of a step."""
