@@ -109,6 +109,7 @@ ONEBIT = ("--compression", "onebit")
         pytest.param("torch", [(1, 8)], DILOCO, marks=pytest.mark.matrix),
         ("keras", [(0, 17)], DILOCO),
         pytest.param("torch", [(1, 8)], ONEBIT, marks=pytest.mark.matrix),
+        pytest.param("tensorflow", [(1, 17)], ONEBIT, marks=pytest.mark.matrix),
         ("keras", [(1, 8)], ONEBIT),
     ],
 )

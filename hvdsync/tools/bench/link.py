@@ -58,8 +58,9 @@ class OnLink:
     """What was measured on one link.
 
     ``carried`` is what a bare all-reduce sent from each rank, in bits per second;
-    ``latency_seconds`` is an empty one after a step's computing, ``meeting_seconds`` the same as
-    synchronous training without compression has it: ranks of one host meet in memory.
+    ``latency_seconds`` is an empty one after a step's computing, when one rank waits for the other,
+    and ``call_seconds`` another right behind it. ``meeting_seconds`` is after a step's computing,
+    too, as synchronous training without compression has it: ranks of one host meet in memory.
     ``seconds_per_step`` has one entry a round, those of the slowest rank; ``sent_bytes_per_step``
     are what each rank sends, headers and acknowledgements included.
     """
@@ -67,6 +68,7 @@ class OnLink:
     rate: float | None
     carried: float
     latency_seconds: float
+    call_seconds: float
     meeting_seconds: float
     parameters: int
     seconds_per_step: dict[str, list[float]]
@@ -93,7 +95,8 @@ class OnLink:
         columns = ("", "ms", "sent, MB", "x compute only", "x synchronous")
         said = (
             f"A bare all-reduce sends {self.carried / 1e6:,.0f} Mbit/s from each rank, an empty "
-            f"one after a step's computing takes {1000 * self.latency_seconds:.1f} ms."
+            f"one after a step's computing takes {1000 * self.latency_seconds:.2g} ms, and "
+            f"{1000 * self.call_seconds:.2g} ms right behind another."
         )
         return Table(f"Training step, {rates.name(self.rate)}", columns, rows, [said])
 

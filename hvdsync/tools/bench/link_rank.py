@@ -120,8 +120,21 @@ def probe_rate(rate: float | None) -> float:
 
 def probe_latency(compute: Callable[[], None]) -> float:
     """Seconds of an empty all-reduce that follows a step's computing."""
-    small = torch.ones(1)
-    return _after(compute, lambda: hvd.allreduce(small, name="wait"))
+    return _after(compute, _reduce_nothing)
+
+
+def probe_call(compute: Callable[[], None]) -> float:
+    """Seconds of an empty all-reduce that follows another."""
+
+    def compute_and_meet() -> None:
+        compute()
+        _reduce_nothing()
+
+    return _after(compute_and_meet, _reduce_nothing)
+
+
+def _reduce_nothing() -> None:
+    hvd.allreduce(torch.ones(1), name="nothing")
 
 
 def probe_meeting(compute: Callable[[], None]) -> float:
@@ -159,8 +172,10 @@ def measure(settings: Settings, rate: float | None) -> OnLink:
     torch.set_num_threads(1)
     carried = hvd.broadcast_object(probe_rate(rate))
     raced = contenders(settings) if is_as_asked(rate, carried) else {}
-    latency = probe_latency(raced[COMPUTE_ONLY].step) if raced else 0.0
-    meeting = probe_meeting(raced[COMPUTE_ONLY].step) if raced else 0.0
+    latency, call, meeting = (
+        probe(raced[COMPUTE_ONLY].step) if raced else 0.0
+        for probe in (probe_latency, probe_call, probe_meeting)
+    )
     times, sent = _race(raced, settings.rounds)
     of_all = hvd.allgather_object(times)
     slowest = {
@@ -170,7 +185,7 @@ def measure(settings: Settings, rate: float | None) -> OnLink:
     parameters = sum(p.numel() for p in torch_models.make(settings.model).parameters())
     raced.clear()
     step_torch.stop()
-    return OnLink(rate, carried, latency, meeting, parameters, slowest, sent)
+    return OnLink(rate, carried, latency, call, meeting, parameters, slowest, sent)
 
 
 def _race(

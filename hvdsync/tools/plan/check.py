@@ -64,7 +64,7 @@ class Kept:
     def calibrated(self, network: Network) -> Network:
         """With Horovod's own time for a call, and what was measured within a host."""
         closest = max(self.links, key=lambda link: link.rate or 0.0)
-        tuned = network.after_empty(closest.latency_seconds)
+        tuned = network.after_empty(closest.call_seconds, closest.latency_seconds)
         for link in self.links:
             if link.rate is None:
                 tuned = _of_one_host(tuned, link)
@@ -115,7 +115,7 @@ def compare(
     own = replace(network, carried=link.carried, workers_per_host=1)
     if link.rate is None:
         own = _of_one_host(replace(own, carried=None), link)
-    own = own.after_empty(link.latency_seconds)
+    own = own.after_empty(link.call_seconds, link.latency_seconds)
     return [
         Compared(
             choice,

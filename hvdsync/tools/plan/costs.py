@@ -14,15 +14,17 @@ from dataclasses import astuple
 from multiprocessing.synchronize import Barrier
 from statistics import median
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 from hvdsync.tools.bench import environment
 from hvdsync.tools.plan.predict import Cost, Machine
 
+T = TypeVar("T")
+
 _WARM_UP_STEPS = 3
-_REPEATS = 5
-_STEP_SECONDS = 1.0
-_MOST_STEPS = 50
+_LEAST, _MOST = 5, 50
+# Of whatever is repeated, between those limits.
+_SECONDS = 1.0
 # What a worker's part costs is the difference between these.
 _FEW, _MANY = 2, 6
 _BLOCK_ELEMENTS = 2**20
@@ -93,17 +95,16 @@ def _measure(model: str, compressions: Sequence[str], compute: float | None) -> 
     try:
         training = _Training(model)
         _meet()
-        if compute is None:
-            compute = training.seconds()
+        alone = median(_repeat(lambda: _seconds_of(training.step)))
         _meet()
         copied, added = _memory()
         costs = {}
         for name in compressions:
             _meet()
-            costs[name] = _cost(name, training)
+            costs[name] = _cost(name, training, alone)
     finally:
         torch.set_num_threads(threads)
-    return Machine(compute, costs, copied, added, environment.cores())
+    return Machine(compute or alone, costs, copied, added, environment.cores())
 
 
 class _Training:
@@ -121,15 +122,6 @@ class _Training:
         #: In the order in which backward brings their gradients.
         self.parameters = list(reversed(list(net.parameters())))
 
-    def seconds(self) -> float:
-        """Median of a step."""
-        times: list[float] = []
-        while len(times) < _WARM_UP_STEPS + 2 or (
-            sum(times) < _STEP_SECONDS and len(times) < _MOST_STEPS
-        ):
-            times.append(_seconds_of(self.step))
-        return median(times[_WARM_UP_STEPS:])
-
 
 def _memory() -> tuple[float, float]:
     """Seconds per byte of copying memory, and of adding it to other memory."""
@@ -141,7 +133,18 @@ def _memory() -> tuple[float, float]:
 
 
 def _timed(function: Callable[[], object]) -> float:
-    return median([_seconds_of(function) for _ in range(_REPEATS + 1)][1:])
+    return median(_repeat(lambda: _seconds_of(function)))
+
+
+def _repeat(measure: Callable[[], T]) -> list[T]:
+    """What it gives, again and again after some times to warm up."""
+    found: list[T] = []
+    started = time.perf_counter()
+    while len(found) < _WARM_UP_STEPS + _LEAST or (
+        time.perf_counter() - started < _SECONDS and len(found) < _MOST
+    ):
+        found.append(measure())
+    return found[_WARM_UP_STEPS:]
 
 
 def _seconds_of(function: Callable[[], object]) -> float:
@@ -150,10 +153,11 @@ def _seconds_of(function: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def _cost(name: str, training: _Training) -> Cost:
-    """Per byte of gradients, over the buckets of a model."""
+def _cost(name: str, training: _Training, alone: float) -> Cost:
+    """Per byte of gradients, over the buckets of a model whose step takes so many seconds alone."""
     before, after_few, nbytes = _exchange(name, training, _FEW)
     _, after_many, _ = _exchange(name, training, _MANY)
+    before, after_few, after_many = (alone * part for part in (before, after_few, after_many))
     per_worker = max(after_many - after_few, 0.0) / (_MANY - _FEW)
     after = max(after_few - _FEW * per_worker, 0.0)
     return Cost(before / nbytes, after / nbytes, per_worker / nbytes)
@@ -186,7 +190,10 @@ class _Alike:
 
 
 def _exchange(name: str, training: _Training, workers: int) -> tuple[float, float, int]:
-    """Seconds of a step until all buckets have left, and after they have come; their bytes."""
+    """Time until all buckets have left, and after they have come; their bytes.
+
+    Times are over that of the step just before, which the machine was as busy in.
+    """
     import torch
 
     from hvdsync.sync.compression import torch_compression
@@ -198,22 +205,25 @@ def _exchange(name: str, training: _Training, workers: int) -> tuple[float, floa
     wire = Wire(torch, hvd, "plan", compression=compressor, op=hvd.Average)
     parameters = training.parameters
     buckets = make_flat_buckets(torch, parameters, [str(i) for i in range(len(parameters))])
-    befores, afters = [], []
+
+    def send_and_receive() -> tuple[float, float]:
+        with torch.enable_grad():
+            # Caches hold then what they hold in training.
+            step = _seconds_of(training.step)
+        started = time.perf_counter()
+        for bucket in buckets:
+            bucket.fill(torch, [parameters[i].grad for i in bucket.members])
+            bucket.send(wire)
+        before = time.perf_counter() - started
+        started, waited = time.perf_counter(), wire.waited_seconds
+        wire.finish([bucket.flight for bucket in buckets if bucket.flight])
+        for bucket in buckets:
+            bucket.receive(wire)
+        wire.step_is_done()
+        after = time.perf_counter() - started - (wire.waited_seconds - waited)
+        return before / step, after / step
+
     with torch.no_grad():
-        for _ in range(_REPEATS + 1):
-            with torch.enable_grad():
-                # Caches hold then what they hold in training.
-                training.step()
-            started = time.perf_counter()
-            for bucket in buckets:
-                bucket.fill(torch, [parameters[i].grad for i in bucket.members])
-                bucket.send(wire)
-            befores.append(time.perf_counter() - started)
-            started, waited = time.perf_counter(), wire.waited_seconds
-            wire.finish([bucket.flight for bucket in buckets if bucket.flight])
-            for bucket in buckets:
-                bucket.receive(wire)
-            wire.step_is_done()
-            afters.append(time.perf_counter() - started - (wire.waited_seconds - waited))
+        befores, afters = zip(*_repeat(send_and_receive), strict=True)
     nbytes = sum(bucket.outgoing.flat.nbytes for bucket in buckets)
-    return median(befores[1:]), median(afters[1:]), nbytes
+    return median(befores), median(afters), nbytes

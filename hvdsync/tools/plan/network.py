@@ -17,7 +17,8 @@ class Network:
     all workers are on one host. ``hop_seconds`` is what a message takes to another worker,
     ``call_seconds`` what Horovod takes for a collective besides messages and bytes.
     ``local_carried`` is ``carried`` between processes of one host, ``meeting_seconds`` what they
-    take to reduce nothing in memory that they have in common.
+    take to reduce nothing in memory that they have in common, after a step's computing.
+    ``skew_seconds`` is what the sooner of two then waits for the later, once in a step.
     ``is_mpi``: small all-reduces may go along a tree, while Gloo sends everything around a ring.
     """
 
@@ -28,6 +29,7 @@ class Network:
     workers_per_host: int = 1
     is_mpi: bool = False
     meeting_seconds: float = 2e-4
+    skew_seconds: float = 0.0
 
     @classmethod
     def of_link(cls, rate: float | None, **more: object) -> Network:
@@ -102,11 +104,18 @@ class Network:
         """Seconds from a call until bytes move: Horovod's ranks agree that all have called."""
         return self.call_seconds + self.all_reduce(workers, 0)
 
-    def after_empty(self, seconds: float) -> Network:
-        """The same, its ``call_seconds`` such that two workers' empty all-reduce takes so long."""
+    def after_empty(self, seconds: float, late: float) -> Network:
+        """The same, such that two workers' empty all-reduce takes ``seconds``.
+
+        After a step's computing it takes ``late``.
+        """
         free = replace(self, call_seconds=0.0)
         messages = free.delay(2) + free.all_reduce(2, 0)
-        return replace(self, call_seconds=max(seconds - messages, 0.0))
+        return replace(
+            self,
+            call_seconds=max(seconds - messages, 0.0),
+            skew_seconds=max(late - seconds, 0.0),
+        )
 
 
 def in_memory(workers: int, nbytes: float, added_seconds_per_byte: float) -> float:

@@ -115,17 +115,27 @@ def predict(
     sent = sum(
         sent_on_network(bucket.legs(choice.compression, workers), workers) for bucket in buckets
     )
+    # What workers take to meet in memory has it already.
+    skew = 0.0 if _is_in_memory(choice, network, workers) else network.skew_seconds
     if choice.period == 1:
-        if network.is_one_host(workers) and workers >= machine.cores:
-            # No core is left that would move bytes while others compute.
+        if _is_crowded(machine, network, workers):
             seconds = machine.compute + step_seconds(0.0, journeys)
         else:
             seconds = step_seconds(machine.compute, journeys)
-        return Prediction(seconds, alone, sent)
-    meeting = step_seconds(0.0, journeys)
+        return Prediction(seconds + skew, alone, sent)
+    meeting = step_seconds(0.0, journeys) + skew
     if choice.rule == "DiLoCo":
         meeting += _OUTER_PASSES * machine.copied * whole
     return Prediction(machine.compute + meeting / choice.period, alone, sent / choice.period)
+
+
+def _is_in_memory(choice: Choice, network: Network, workers: int) -> bool:
+    return choice == PLAIN and network.is_one_host(workers)
+
+
+def _is_crowded(machine: Machine, network: Network, workers: int) -> bool:
+    """Whether no core is left that would agree on collectives, or move bytes, beside computing."""
+    return network.is_one_host(workers) and workers >= machine.cores
 
 
 def _journey(
@@ -136,12 +146,17 @@ def _journey(
     workers: int,
     ready: float,
 ) -> Journey:
-    if choice == PLAIN and network.is_one_host(workers):
+    if _is_in_memory(choice, network, workers):
         spent = in_memory(workers, bucket.nbytes, machine.added)
         return Journey(ready, 0.0, [Transfer(network.meeting_seconds, 0.0)], spent)
     legs = bucket.legs(choice.compression, workers)
     delay = network.delay(workers)
-    transfers = [Transfer(delay, network.collective(leg.kind, workers, leg.nbytes)) for leg in legs]
+    travels = [network.collective(leg.kind, workers, leg.nbytes) for leg in legs]
+    if _is_crowded(machine, network, workers):
+        # While ranks agree on one collective no core is there for another.
+        transfers = [Transfer(0.0, delay + travel) for travel in travels]
+    else:
+        transfers = [Transfer(delay, travel) for travel in travels]
     cost = machine.costs[choice.compression]
     after = (cost.after + workers * cost.after_per_worker) * bucket.nbytes
     return Journey(ready, cost.before * bucket.nbytes, transfers, after)

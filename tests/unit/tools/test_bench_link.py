@@ -20,7 +20,7 @@ from hvdsync.tools.bench.report import show, write
 def on_link(rate: float | None, **milliseconds: list[float]) -> OnLink:
     times = {name: [ms / 1000 for ms in values] for name, values in milliseconds.items()}
     sent = dict.fromkeys(times, 2.5e6)
-    return OnLink(rate, 95e6, 0.0004, 0.1, 1000, times, sent)
+    return OnLink(rate, 95e6, 0.0004, 0.0002, 0.1, 1000, times, sent)
 
 
 MEASURED = Measured(
@@ -90,7 +90,7 @@ def test_each_link_has_a_table_with_what_loses_in_it():
         ["local SGD, period 4", "30.0", "2.50", "noise (0.90-3.00)", "noise (0.60-2.00)"],
     ]
     assert "A bare all-reduce sends 95 Mbit/s from each rank, an empty one after" in text
-    assert "computing takes 0.4 ms." in text
+    assert "computing takes 0.4 ms, and 0.2 ms right behind another." in text
 
 
 def test_the_plot_leaves_out_what_noise_hides():

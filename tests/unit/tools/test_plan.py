@@ -84,9 +84,11 @@ def test_a_call_waits_for_the_agreement_of_all():
 
 
 def test_what_a_call_costs_is_taken_from_an_empty_all_reduce():
-    tuned = SLOW.after_empty(0.05)
+    tuned = SLOW.after_empty(0.05, 0.2)
     assert tuned.delay(2) + tuned.all_reduce(2, 0) == pytest.approx(0.05)
-    assert SLOW.after_empty(0.0).call_seconds == 0
+    assert tuned.skew_seconds == pytest.approx(0.15)
+    least = SLOW.after_empty(0.05, 0.04)
+    assert least.skew_seconds == 0 and SLOW.after_empty(0.0, 0.0).call_seconds == 0
 
 
 def test_headers_take_a_twentieth_of_a_link():
@@ -192,6 +194,15 @@ def test_local_rules_share_a_meeting_among_their_steps():
     assert outer.seconds == pytest.approx(1 + (meeting + 5 * 0.4) / 4)
 
 
+def test_the_later_worker_is_waited_for_once_in_a_step_or_meeting():
+    network = replace(BARE, skew_seconds=0.5)
+    half = Bucket((Part("0", (496,)),))
+    told = predict(PLAIN, MACHINE, [half, half], network, 2)
+    assert told.seconds == predict(PLAIN, MACHINE, [half, half], BARE, 2).seconds + 0.5
+    told = predict(Choice(rule="local SGD", period=4), MACHINE, [BUCKET], network, 2)
+    assert told.seconds == pytest.approx(1 + (4 + 0.5) / 4)
+
+
 def test_on_one_host_workers_share_cores_and_memory():
     machine = replace(MACHINE, added=1e-3, cores=2)
     together = replace(BARE, carried=None, meeting_seconds=0.5)
@@ -211,6 +222,12 @@ def test_on_one_host_without_a_free_core_nothing_travels_beside_computing():
     for cores, called in ((2, 1 + 0.02), (4, 2 / 3 + 0.02)):
         machine = replace(MACHINE, cores=cores)
         told = predict(Choice("fp16"), machine, [half, half], network, 2)
+        assert told.seconds == pytest.approx(called + 2 + 0.04)
+    # Nor do two buckets' ranks agree at the same time.
+    slow = replace(network, call_seconds=0.5)
+    for cores, called in ((2, 1 + 0.02 + 2 * 0.5), (4, 2 / 3 + 0.02 + 0.5)):
+        machine = replace(MACHINE, cores=cores)
+        told = predict(Choice("fp16"), machine, [half, half], slow, 2)
         assert told.seconds == pytest.approx(called + 2 + 0.04)
 
 

@@ -27,8 +27,9 @@ TIMES = {
 }
 
 
-def on_link(rate: float | None, carried: float, latency: float = 0.0) -> OnLink:
-    return OnLink(rate, carried, latency, 0.0, 996, TIMES, dict.fromkeys(TIMES, 1.0))
+def on_link(rate: float | None, carried: float, call: float = 0.0) -> OnLink:
+    late = call + 0.2
+    return OnLink(rate, carried, late, call, 0.0, 996, TIMES, dict.fromkeys(TIMES, 1.0))
 
 
 def keep(path: Path, *links: OnLink, model: str = "linear") -> Path:
@@ -52,12 +53,12 @@ def test_rows_are_compared_at_what_the_link_carried_and_the_machine_was_worth():
         "synchronous, bf16",
         "local SGD, period 4",
     ]
-    predicted = [1 + 4, 1 + 0.08 + 2 + 0.16, 1 + 4 / 4]
+    predicted = [1 + 4.2, 1 + 0.08 + 2.2 + 0.16, 1 + 4.2 / 4]
     assert [row.predicted for row in rows] == pytest.approx(predicted)
     assert [row.verdict for row in rows] == ["", "beyond 15%", "noise"]
     table = check.table(on_link(1e4, 8e3), rows)
-    assert table.rows[0] == ("synchronous", "5500.0 (5400.0-5600.0)", "5000.0", "-9%", "")
-    assert table.rows[1][3:] == ("+35%", "beyond 15%")
+    assert table.rows[0] == ("synchronous", "5500.0 (5400.0-5600.0)", "5200.0", "-5%", "")
+    assert table.rows[1][3:] == ("+43%", "beyond 15%")
     assert table.notes[0].startswith("2 of 3 are within 15%.")
 
 
@@ -73,7 +74,8 @@ def test_calls_and_the_rate_within_a_host_are_taken_from_a_measurement(tmp_path)
     links = on_link(1e8, 9e7, 0.3), on_link(None, 2e9, 0.5)
     kept = check.Kept.read(keep(tmp_path / "link.json", *links))
     tuned = kept.calibrated(Network(1e12, 0.0, 1.0, 8e9))
-    assert tuned.call_seconds == pytest.approx(0.3) and tuned.local_carried == 2e9
+    assert tuned.call_seconds == pytest.approx(0.3) and tuned.skew_seconds == pytest.approx(0.2)
+    assert tuned.local_carried == 2e9
 
 
 @pytest.mark.parametrize("text", ["no JSON", "{}", '{"links": [1], "settings": {"model": "mlp"}}'])
