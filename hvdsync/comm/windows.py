@@ -97,11 +97,10 @@ def _hear_of_the_end(mpi: Any) -> None:
 def _use() -> Iterator[None]:
     """Context in which MPI stays; raises what is known of the reason where it has been taken."""
     with _using:
-        if not _is_over:
-            yield
-            return
-    with failures.explained():
-        raise RuntimeError("Horovod has been shut down, and MPI with it")
+        if _is_over:
+            with failures.explained():
+                raise RuntimeError("Horovod has been shut down, and MPI with it")
+        yield
 
 
 def before_leaving() -> None:
